@@ -4,13 +4,19 @@ run.
     python3 bench/hopper_attention.py --lib build/release/lib/libdeepwell.so [--out FILE.json] [-k TEXT] [--host-only]
         [--deterministic] [--shape B,H,S,D]... [--interleaved] [--bias learned|alibi|padding]
 
+The rows are the shapes that FlashAttention's authors publish, then head dimensions 96 and 192, grouped heads (32 of
+queries on 8), sliding windows and packed sequences. Peers are PyTorch's cuDNN and flash operators and, where its package
+is installed, FlashAttention-3 (flash_attn_interface); PyTorch gives windows and packed sequences to flash alone.
+
 Inputs are random BF16, contiguous [batch, heads, seq_len, head_dim]; with --interleaved, q, k and v are views of one
 [batch, seq_len, 3, heads, head_dim]. --deterministic also measures the deterministic backward and compares the bits of
 two of its runs. --bias adds numbers to the scores: [1, heads, seq_len, seq_len] whose gradient is computed (T5), the
 same without a gradient (ALiBi), or [batch, 1, 1, seq_len] of 0 and -infinity (padding); the peers are then PyTorch's
-memory-efficient and cuDNN operators with attn_mask, and flex_attention, compiled. The variable DEEPWELL_SERIAL=0 or 1 excludes or forces the serial backward kernel. Each time is the median of rounds in which the
+memory-efficient and cuDNN operators with attn_mask, and flex_attention, compiled. The variable DEEPWELL_SERIAL=0 or 1
+excludes or forces the serial backward kernel. Each time is the median of rounds in which the
 candidates take turns, between two events, after a write of 512 MiB, which empties the L2 cache and gives the host a
-head start. TFLOP/s count 4 B H S S D forward, half of it if causal, and 2.5 times that backward. Host times are CPU
+head start. TFLOP/s count 4 D for each head and pair of a query and a key that it sees (half of all pairs if causal), and
+2.5 times that backward. Host times are CPU
 time per call, for calls that are only enqueued.
 """
 
@@ -19,6 +25,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import dataclasses
 import datetime
 import functools
 import json
@@ -39,15 +46,70 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "gpu")]
 import native  # noqa: E402
 
+try:
+    import flash_attn_interface as flash3
+except ImportError:
+    flash3 = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    batch: int
+    heads: int
+    rows: int  # of a packed batch: of all its sequences
+    dim: int
+    causal: bool
+    heads_kv: int = 0  # 0: as many as heads
+    window: int = -1  # keys that a query sees before its own; -1: all
+    lengths: tuple[int, ...] = ()  # of packed sequences
+
+    @property
+    def name(self) -> str:
+        heads = f"{self.heads}:{self.heads_kv}" if self.heads_kv else f"{self.heads}"
+        name = f"B{self.batch} H{heads} S{self.rows} D{self.dim} "
+        name += "causal" if self.causal else "full"
+        name += f" window {self.window}" if self.window >= 0 else ""
+        return name + (f" {len(self.lengths)} packed" if self.lengths else "")
+
+    @property
+    def pairs(self) -> float:
+        """Of a query and a key that it sees, for each head."""
+        if self.window >= 0:
+            seen = min(self.window, self.rows)
+            return self.batch * (seen * (seen + 1) / 2 + (self.rows - seen) * (seen + 1))
+        squares = sum(n * n for n in self.lengths) or self.batch * self.rows**2
+        return squares * (0.5 if self.causal else 1.0)
+
+
 # Batch and heads shrink as seq_len grows, so that the work is similar. FlashAttention's authors publish these shapes.
 SHAPES = [
-    (batch * 512 // rows if batch * 512 >= rows else 1, heads, rows, dim, causal)
+    Case(max(1, 32 * 512 // rows), heads, rows, dim, causal)
     for dim, heads in ((64, 32), (128, 16), (256, 8))
-    for batch in (32,)
     for rows in (512, 1024, 2048, 4096, 8192, 16384)
     for causal in (False, True)
 ]
+OTHERS = [
+    *(
+        Case(16384 // rows, heads, rows, dim, causal)
+        for dim, heads in ((96, 20), (192, 10))
+        for rows in (2048, 8192)
+        for causal in (False, True)
+    ),
+    *(Case(16384 // rows, 32, rows, 128, True, heads_kv=8) for rows in (1024, 4096, 8192)),
+    *(
+        Case(16384 // rows, heads, rows, dim, True, window=window)
+        for dim, heads in ((64, 32), (128, 16))
+        for rows, window in ((4096, 1023), (16384, 4095))
+    ),
+    *(
+        Case(
+            1, 2048 // dim, 16384, dim, True, lengths=(5120, 3072, 2560, 2048, 1536, 1024, 640, 384)
+        )
+        for dim in (64, 128)
+    ),
+]
 DETERMINISTIC = "deterministic"
+OURS = ("ours", DETERMINISTIC)
 PEERS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 BIASED_PEERS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -56,10 +118,15 @@ BIASED_PEERS = {
 }
 
 
+def offsets_of(case: Case, device) -> torch.Tensor:
+    offsets = torch.tensor((0, *case.lengths), device=device).cumsum(0)
+    return offsets.to(torch.int32)
+
+
 def bias_for(kind: str, q: torch.Tensor) -> torch.Tensor | None:
-    batch, heads, rows, _ = q.shape
     if not kind:
         return None
+    batch, heads, rows, _ = q.shape
     if kind == "padding":
         kept = torch.linspace(rows // 2, rows, batch, device=q.device).long()
         hidden = torch.arange(rows, device=q.device) >= kept[:, None]
@@ -69,14 +136,18 @@ def bias_for(kind: str, q: torch.Tensor) -> torch.Tensor | None:
     return torch.randn(1, heads, rows, rows, device=q.device, dtype=q.dtype)
 
 
-def call_for(tensors: dict[str, torch.Tensor], causal: bool) -> native.Call:
+def call_for(tensors: dict[str, torch.Tensor], case: Case) -> native.Call:
     q = tensors["q"]
     dtype = 3 if q.dtype == torch.bfloat16 else 4
     call = native.Call(struct_size=ctypes.sizeof(native.Call), dtype=dtype)
-    call.batch, call.heads_q, call.seq_len_q, call.head_dim = q.shape
-    call.heads_kv, call.seq_len_kv = tensors["k"].shape[1:3]
+    call.batch, call.heads_q, call.seq_len_q, call.head_dim = (1, *q.shape)[-4:]
+    call.heads_kv, call.seq_len_kv = tensors["k"].shape[-3:-1]
     call.scale = q.shape[-1] ** -0.5
-    call.window_left, call.window_right = -1, 0 if causal else -1
+    call.window_left, call.window_right = case.window, 0 if case.causal else -1
+    if case.lengths:
+        call.batch, call.total_q, call.total_k = len(case.lengths), case.rows, case.rows
+        call.seq_len_q = call.seq_len_kv = max(case.lengths)
+        call.offsets_q = call.offsets_k = tensors["offsets"].data_ptr()
     for name in ("q", "k", "v", "o", "d_o", "dq", "dk", "dv"):
         setattr(call, name, native.described(tensors[name]))
     call.lse = tensors["lse"].data_ptr()
@@ -86,13 +157,15 @@ def call_for(tensors: dict[str, torch.Tensor], causal: bool) -> native.Call:
 
 class Ours:
     def __init__(
-        self, library, q, k, v, d_o, causal, deterministic=False, bias=None, learned=False
+        self, library, q, k, v, d_o, case, deterministic=False, bias=None, learned=False
     ) -> None:
         self.library = library
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         results = {name: torch.empty_like(t) for name, t in dict(o=q, dq=q, dk=k, dv=v).items()}
         self.tensors = dict(q=q, k=k, v=v, d_o=d_o, lse=lse, **results)
-        self.call = call_for(self.tensors, causal)
+        if case.lengths:
+            self.tensors["offsets"] = offsets_of(case, q.device)
+        self.call = call_for(self.tensors, case)
         self.call.deterministic = deterministic
         self.names = ["o", "dq", "dk", "dv"]
         if bias is not None:
@@ -126,12 +199,12 @@ class Ours:
 
 
 class Peer:
-    def __init__(self, backend, q, k, v, d_o, causal, bias=None, learned=False) -> None:
-        self.backend, self.d_o, self.causal = backend, d_o, causal
+    def __init__(self, backend, q, k, v, d_o, case, bias=None, learned=False) -> None:
+        self.backend, self.d_o, self.causal, self.case = backend, d_o, case.causal, case
         self.leaves = [t.detach().requires_grad_() for t in (q, k, v)]
         self.bias = None if bias is None else bias.detach().requires_grad_(learned)
         self.hides = None  # the causal mask beside a bias, which these operators take as one tensor
-        if bias is not None and causal:
+        if bias is not None and case.causal:
             self.hides = torch.ones(q.shape[2], k.shape[2], device=q.device).tril() == 0
         if bias is not None and backend is None:
             self.flex = self._flex(q, k)
@@ -167,8 +240,14 @@ class Peer:
 
     def forward(self) -> None:
         if self.bias is None:
+            if self.case.window >= 0 or self.case.lengths:
+                raise RuntimeError(
+                    "scaled_dot_product_attention has no windows or packed sequences"
+                )
             with sdpa_kernel(self.backend):
-                self.o = F.scaled_dot_product_attention(*self.leaves, is_causal=self.causal)
+                self.o = F.scaled_dot_product_attention(
+                    *self.leaves, is_causal=self.causal, enable_gqa=bool(self.case.heads_kv)
+                )
         elif self.backend is None:
             self.o = self.flex()
         else:
@@ -184,6 +263,56 @@ class Peer:
 
     def results(self) -> list[torch.Tensor]:
         return [self.o.detach(), *self.grads]
+
+
+class Rows(Peer):
+    """An operator of FlashAttention, whose tensors are [batch, seq_len, heads, head_dim], or [total, heads, head_dim]."""
+
+    def __init__(self, backend, q, k, v, d_o, case, bias=None, learned=False) -> None:
+        self.offsets = offsets_of(case, q.device) if case.lengths else None
+        super().__init__(backend, *(t.transpose(-3, -2).contiguous() for t in (q, k, v, d_o)), case)
+
+    def forward(self) -> None:
+        self.o = self.backend(self)
+
+    def results(self) -> list[torch.Tensor]:
+        return [t.transpose(-3, -2) for t in super().results()]
+
+
+def flash2(peer: Rows) -> torch.Tensor:
+    """PyTorch's own FlashAttention-2, with what scaled_dot_product_attention does not pass to it."""
+    case, (q, k, v) = peer.case, peer.leaves
+    most = max(case.lengths, default=case.rows)
+    return torch.ops.aten._flash_attention_forward(
+        q, k, v, peer.offsets, peer.offsets, most, most, 0.0, case.causal, False,
+        window_size_left=case.window if case.window >= 0 else None,
+        window_size_right=0 if case.window >= 0 else None,
+    )[0]  # fmt: skip
+
+
+def flash_attention_3(peer: Rows) -> torch.Tensor:
+    case, (q, k, v) = peer.case, peer.leaves
+    options = dict(causal=case.causal, window_size=(case.window, 0 if case.window >= 0 else -1))
+    if case.lengths:
+        most = max(case.lengths)
+        o = flash3.flash_attn_varlen_func(
+            q, k, v, peer.offsets, peer.offsets, most, most, **options
+        )
+    else:
+        o = flash3.flash_attn_func(q, k, v, **options)
+    return o[0] if isinstance(o, tuple) else o
+
+
+def makers_of_peers(options, case: Case, q, k, v, d_o, bias, learned) -> dict:
+    made = {}
+    for name, backend in options.peers.items():
+        kind = Peer
+        if name == "flash" and (case.window >= 0 or case.lengths):
+            kind, backend = Rows, flash2
+        made[name] = functools.partial(kind, backend, q, k, v, d_o, case, bias, learned)
+    if flash3 and not options.bias:
+        made["fa3"] = functools.partial(Rows, flash_attention_3, q, k, v, d_o, case)
+    return made
 
 
 def timed(runs: dict, flush: torch.Tensor, rounds: int) -> dict[str, float]:
@@ -217,11 +346,14 @@ def repeats(entry: Ours) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, entry.results()))
 
 
-def inputs_of(shape, interleaved: bool) -> list[torch.Tensor]:
-    batch, heads, length, dim, _ = shape
+def inputs_of(case: Case, interleaved: bool) -> list[torch.Tensor]:
+    batch, heads, length, dim = case.batch, case.heads, case.rows, case.dim
     kind = dict(device="cuda", dtype=torch.bfloat16)
     if not interleaved:
-        return [torch.randn(batch, heads, length, dim, **kind) for _ in range(4)]
+        of_keys = case.heads_kv or heads
+        shapes = [(batch, n, length, dim) for n in (heads, of_keys, of_keys, heads)]
+        made = [torch.randn(shape, **kind) for shape in shapes]
+        return [t[0] for t in made] if case.lengths else made
     qkv = torch.randn(batch, length, 3, heads, dim, **kind)
     d_o = torch.randn(batch, length, heads, dim, **kind)
     return [*qkv.permute(2, 0, 3, 1, 4).unbind(), d_o.transpose(1, 2)]
@@ -231,28 +363,24 @@ def device_times(library, options) -> tuple[list[dict], bool]:
     device = torch.device("cuda")
     flush = torch.empty(512 << 18, dtype=torch.float32, device=device)
     rows, right = [], True
-    given = [(*shape, causal) for shape in options.shape for causal in (False, True)]
-    for shape in given or SHAPES:
-        batch, heads, length, dim, causal = shape
-        name = f"B{batch} H{heads} S{length} D{dim} {'causal' if causal else 'full'}"
-        if options.k not in name:
+    given = [Case(*shape, causal) for shape in options.shape for causal in (False, True)]
+    plain = options.bias or options.interleaved
+    for case in given or (SHAPES if plain else SHAPES + OTHERS):
+        if options.k not in case.name:
             continue
-        torch.manual_seed(length + dim)
-        q, k, v, d_o = inputs_of(shape, options.interleaved)
+        torch.manual_seed(case.rows + case.dim)
+        q, k, v, d_o = inputs_of(case, options.interleaved)
         bias, learned = bias_for(options.bias, q), options.bias == "learned"
-        makers = {"ours": lambda: Ours(library, q, k, v, d_o, causal, bias=bias, learned=learned)}
+        makers = {"ours": lambda: Ours(library, q, k, v, d_o, case, bias=bias, learned=learned)}
         if options.deterministic:
-            makers[DETERMINISTIC] = lambda: Ours(library, q, k, v, d_o, causal, True, bias, learned)
-        makers |= {
-            n: (lambda b=b: Peer(b, q, k, v, d_o, causal, bias, learned))
-            for n, b in options.peers.items()
-        }
+            makers[DETERMINISTIC] = lambda: Ours(library, q, k, v, d_o, case, True, bias, learned)
+        makers |= makers_of_peers(options, case, q, k, v, d_o, bias, learned)
         entries = {n: make() for n, make in makers.items()}
         row = {
-            "shape": name,
+            "shape": case.name,
             "refused": {n: e.refused_backward for n, e in entries.items() if e.refused_backward},
         }
-        flops = 4.0 * batch * heads * length * length * dim * (0.5 if causal else 1.0)
+        flops = 4.0 * case.heads * case.dim * case.pairs
         for what, factor in (("forward", 1.0), ("backward", 2.5)):
             runs = {
                 n: getattr(e, what)
@@ -264,7 +392,7 @@ def device_times(library, options) -> tuple[list[dict], bool]:
             row[what] = {
                 n: {"ms": ms, "tflops": flops * factor / ms * 1e-9} for n, ms in made.items()
             }
-        other = next((n for n in options.peers if n in row["backward"]), "")
+        other = next((n for n in entries if n in row["backward"] and n not in OURS), "")
         if "ours" in row["backward"] and other:
             pairs = zip(entries["ours"].results(), entries[other].results())
             row["difference"] = dict(zip(entries["ours"].names, [differ(a, b) for a, b in pairs]))
@@ -281,15 +409,16 @@ def device_times(library, options) -> tuple[list[dict], bool]:
             if not same or max(apart) > 0.02:
                 right = False
         rows.append(row)
-        print(line(row, options.peers), flush=True)
+        print(line(row, [n for n in entries if n not in OURS]), flush=True)
         for name, reason in row["refused"].items():
             if options.bias:
                 print(f"    {name}: {reason}")
     return rows, right
 
 
-def line(row: dict, peers: dict) -> str:
-    parts = [f"{row['shape']:34}"]
+def line(row: dict, peers: list[str]) -> str:
+    """The number in brackets is the time of the fastest peer over ours."""
+    parts = [f"{row['shape']:36}"]
     for what in ("forward", "backward"):
         found = row[what]
         parts.append(what[:3])
@@ -297,7 +426,7 @@ def line(row: dict, peers: dict) -> str:
             f"{n} {found[n]['tflops']:6.1f}" if n in found else f"{n}      -"
             for n in ("ours", *peers)
         ]
-        best = min((found[n]["ms"] for n in peers if n in found and n != "flash"), default=0.0)
+        best = min((found[n]["ms"] for n in peers if n in found), default=0.0)
         if "ours" in found and best:
             parts.append(f"({best / found['ours']['ms']:.3f})")
     if DETERMINISTIC in row["backward"]:
@@ -311,18 +440,24 @@ def line(row: dict, peers: dict) -> str:
     return " ".join(parts)
 
 
-def geometric_means(rows: list[dict], peers: dict) -> dict:
+def geometric_means(rows: list[dict]) -> dict:
+    """The peer's time over ours: of each peer, and of the fastest one in each row."""
     means = {}
     for what in ("forward", "backward"):
-        for peer in peers:
-            ratios = [
-                r[what][peer]["ms"] / r[what]["ours"]["ms"]
-                for r in rows
-                if "ours" in r[what] and peer in r[what]
-            ]
-            if ratios:
-                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-                means[f"{what} of {peer}"] = {"ratio": mean, "shapes": len(ratios)}
+        ratios: dict[str, list[float]] = {}
+        for found in (r[what] for r in rows):
+            times = {n: found[n]["ms"] for n in found if n not in OURS}
+            if "ours" not in found or not times:
+                continue
+            times["the best"] = min(times.values())
+            for peer, ms in times.items():
+                ratios.setdefault(peer, []).append(ms / found["ours"]["ms"])
+        for peer, values in ratios.items():
+            means[f"{what} of {peer}"] = {
+                "ratio": math.exp(sum(map(math.log, values)) / len(values)),
+                "shapes": len(values),
+                "below_1": sum(value < 1 for value in values),
+            }
     return means
 
 
@@ -442,9 +577,18 @@ def main() -> int:
     }
     print(" ".join(f"{key} {value}" for key, value in report.items()), flush=True)
     rows, right = ([], True) if options.host_only else device_times(library, options)
-    report["shapes"], report["geometric_means"] = rows, geometric_means(rows, options.peers)
-    for name, mean in report["geometric_means"].items():
-        print(f"ours, {name}: {mean['ratio']:.3f} (geometric mean over {mean['shapes']} shapes)")
+    usual = {case.name for case in SHAPES}
+    report["shapes"] = rows
+    report["geometric_means"] = geometric_means([r for r in rows if r["shape"] in usual])
+    report["geometric_means_of_others"] = geometric_means(
+        [r for r in rows if r["shape"] not in usual]
+    )
+    for key, which in (("geometric_means", ""), ("geometric_means_of_others", "other ")):
+        for name, mean in report[key].items():
+            print(
+                f"ours, {name}: {mean['ratio']:.3f} (geometric mean over {mean['shapes']} "
+                f"{which}shapes, {mean['below_1']} below 1)"
+            )
     report["host_microseconds"] = host_times(library)
     for name, value in report["host_microseconds"].items():
         print("host: {}: {median:.2f} us per call ({p10:.2f} to {p90:.2f})".format(name, **value))

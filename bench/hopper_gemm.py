@@ -5,8 +5,8 @@
 D = A B^T in BF16 with random data, TFLOP/s, medians of rounds in turns. Each call has other operands than the three
 before it, so that they come from memory. Two states of the GPU, whose clock follows its power: "burst", 1 ms of calls
 after 4 ms of rest, as between the other kernels of a training step; "steady", one load of GEMMs after the other.
-``--epilogues`` also measures bias and GELU, SwiGLU and a residual: with PyTorch's cuBLAS and its elementwise kernels
-beside them, where cuBLAS has none of its own.
+``--epilogues`` also measures each epilogue that `dw_gemm_run` has, beside PyTorch's: cuBLAS, and elementwise kernels
+where cuBLAS has no such epilogue. "of plain" is Deepwell's rate with the epilogue divided by cuBLAS' without one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from pathlib import Path
 
 SIZES = [
     "4096x4096x4096", "8192x8192x8192", "16384x4096x4096", "16384x14336x4096", "16384x4096x14336", "8192x28672x8192",
-    "2048x768x768", "2048x3072x768", "512x4096x4096", "64x4096x4096",
+    "2048x768x768", "2048x3072x768", "512x4096x4096", "64x4096x4096", "768x3072x16384", "768x768x16384",
+    "2304x768x16384", "512x2048x8192",
     "8192x8192x2048", "8192x2048x8192", "8192x2048x2048", "16384x3072x768", "16384x768x3072", "16384x768x768",
 ]  # fmt: skip
+PUBLISHED = 10  # the first of them are those of a published table
 COPIES = 4
-NONE, GELU, _, SWIGLU = range(4)  # dw_activation
+NONE, GELU, GELU_TANH, SWIGLU = range(4)  # dw_activation
 
 
 class Matrix(ctypes.Structure):
@@ -32,13 +34,17 @@ class Matrix(ctypes.Structure):
 
 
 class Gemm(ctypes.Structure):
-    """struct dw_gemm (include/deepwell/gemm.h) up to its members for codes."""
+    """struct dw_gemm (include/deepwell/gemm.h)."""
 
     _fields_ = [
         ("struct_size", ctypes.c_size_t), ("device", ctypes.c_void_p), ("dtype", ctypes.c_int),
         ("output", ctypes.c_int), ("m", ctypes.c_int64), ("n", ctypes.c_int64), ("k", ctypes.c_int64),
         ("alpha", ctypes.c_float), ("activation", ctypes.c_int), ("a", Matrix), ("b", Matrix), ("d", Matrix),
         ("bias", ctypes.c_void_p), ("residual", Matrix), ("stream", ctypes.c_void_p),
+        ("quantized", ctypes.c_int), ("quantized_d", ctypes.c_int), ("scheme_a", ctypes.c_int),
+        ("scheme_b", ctypes.c_int), ("scales_a", ctypes.c_void_p), ("scales_b", ctypes.c_void_p),
+        ("scales_d", ctypes.c_void_p), ("factor_a", ctypes.c_void_p), ("factor_b", ctypes.c_void_p),
+        ("kernel", ctypes.c_char_p), ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t),
     ]  # fmt: skip
 
 
@@ -84,35 +90,47 @@ def median_ms(functions, rounds: int, burst: bool) -> list[float]:
 class Problem:
     """One size with each form of the epilogue: PyTorch's call and Deepwell's, on the same operands."""
 
-    def __init__(self, size: str, dw: ctypes.CDLL, dtype: int) -> None:
+    def __init__(self, size: str, dw: ctypes.CDLL) -> None:
         import torch
 
         self.m, self.n, self.k = (int(x) for x in size.split("x"))
-        self.dw, self.dtype = dw, dtype
+        self.dw = dw
+        self.dtype, self.f32 = (
+            next(i for i in range(64) if dw.dw_dtype_name(i) == name) for name in (b"bf16", b"f32")
+        )
 
         def draw(*shape):
             return [torch.randn(*shape, device="cuda", dtype=torch.bfloat16) for _ in range(COPIES)]
 
         self.a, self.b = draw(self.m, self.k), draw(self.n, self.k)
         self.d, self.residual = draw(self.m, self.n), draw(self.m, self.n)
+        self.d_f32 = [x.float() for x in self.residual]
         self.bias = torch.randn(self.n, device="cuda", dtype=torch.bfloat16)
 
-    def ours(self, activation=NONE, bias=False, residual=False):
+    def ours(self, activation=NONE, bias=False, residual=False, f32=False):
         import torch
 
+        outputs, output = (self.d_f32, self.f32) if f32 else (self.d, self.dtype)
         half = 2 if activation == SWIGLU else 1
         stream = torch.cuda.current_stream().cuda_stream
         calls = [
             Gemm(
-                ctypes.sizeof(Gemm), None, self.dtype, self.dtype, self.m, self.n // half, self.k, 1.0, activation,
+                ctypes.sizeof(Gemm), None, self.dtype, output, self.m, self.n // half, self.k, 1.0, activation,
                 Matrix(a.data_ptr(), self.k), Matrix(b.data_ptr(), self.k), Matrix(d.data_ptr(), self.n // half),
                 self.bias.data_ptr() if bias else None,
                 Matrix(r.data_ptr(), self.n) if residual else Matrix(None, 0), stream,
             )
-            for a, b, d, r in zip(self.a, self.b, self.d, self.residual)
+            for a, b, d, r in zip(self.a, self.b, outputs, self.d_f32 if f32 else self.residual)
         ]  # fmt: skip
 
-        def run(i):
+        needed = ctypes.c_size_t()
+        if self.dw.dw_gemm_workspace(ctypes.byref(calls[0]), ctypes.byref(needed)) != 0:
+            raise SystemExit(f"hopper_gemm: {self.dw.dw_last_error().decode()}")
+        workspace = torch.empty(needed.value, device="cuda", dtype=torch.uint8)
+        for call in calls:
+            call.workspace, call.workspace_bytes = workspace.data_ptr(), workspace.numel()
+
+        def run(i, workspace=workspace):
             if self.dw.dw_gemm_run(ctypes.byref(calls[i])) != 0:
                 raise SystemExit(f"hopper_gemm: {self.dw.dw_last_error().decode()}")
 
@@ -126,13 +144,29 @@ class Problem:
         made = {"": (lambda i: torch.mm(self.a[i], self.b[i].t(), out=out), self.ours())}
         if not epilogues:
             return made
+
+        def linear(i):
+            return torch.addmm(self.bias, self.a[i], self.b[i].t())
+
+        made["bias"] = (linear, self.ours(bias=True))
         made["residual"] = (
             lambda i: torch.addmm(self.residual[i], self.a[i], self.b[i].t(), out=out),
             self.ours(residual=True),
         )
-        made["bias, gelu"] = (
-            lambda i: functional.gelu(torch.addmm(self.bias, self.a[i], self.b[i].t())),
-            self.ours(GELU, bias=True),
+        made["f32"] = (
+            lambda i: torch.mm(self.a[i], self.b[i].t(), out_dtype=torch.float32),
+            self.ours(f32=True),
+        )
+        made["f32, added"] = (
+            lambda i: self.d_f32[i].add_(
+                torch.mm(self.a[i], self.b[i].t(), out_dtype=torch.float32)
+            ),
+            self.ours(f32=True, residual=True),
+        )
+        made["bias, gelu"] = (lambda i: functional.gelu(linear(i)), self.ours(GELU, bias=True))
+        made["bias, gelu tanh"] = (
+            lambda i: functional.gelu(linear(i), approximate="tanh"),
+            self.ours(GELU_TANH, bias=True),
         )
         if self.n % 16 == 0:
 
@@ -166,34 +200,37 @@ def main() -> None:
     import torch
 
     dw, rows = library(), []
-    dtype = next(number for number in range(64) if dw.dw_dtype_name(number) == b"bf16")
     for size in options.sizes:
-        problem = Problem(size, dw, dtype)
+        problem = Problem(size, dw)
+        plain: dict[str, float] = {}
         for name, (theirs, ours) in problem.forms(options.epilogues).items():
             problem.check(name, theirs, ours)
             row = {"size": size, "epilogue": name}
+            line = f"{size:18} {name:16}"
             for state in ("burst", "steady"):
                 times = median_ms([theirs, ours], options.rounds, state == "burst")
-                rates = [2 * problem.m * problem.n * problem.k / ms / 1e9 for ms in times]
-                row[state] = {"cublas": round(rates[0], 1), "deepwell": round(rates[1], 1)}
+                cublas, deepwell = (
+                    2 * problem.m * problem.n * problem.k / ms / 1e9 for ms in times
+                )
+                of_plain = deepwell / plain.setdefault(state, cublas)
+                row[state] = {
+                    "cublas": round(cublas, 1), "deepwell": round(deepwell, 1), "of_plain": round(of_plain, 3),
+                }  # fmt: skip
+                line += f"  {state} {cublas:6.1f} {deepwell:6.1f} ({deepwell / cublas:.3f}; of plain {of_plain:.3f})"
             rows.append(row)
-            print(
-                f"{size:18} {name:10}"
-                + "".join(
-                    f"  {state} {row[state]['cublas']:6.1f} {row[state]['deepwell']:6.1f}"
-                    f" ({row[state]['deepwell'] / row[state]['cublas']:.3f})"
-                    for state in ("burst", "steady")
-                ),
-                flush=True,
-            )
+            print(line, flush=True)
     for name in dict.fromkeys(row["epilogue"] for row in rows):
         for state in ("burst", "steady"):
-            ratios = [
-                r[state]["deepwell"] / r[state]["cublas"] for r in rows if r["epilogue"] == name
-            ]
-            print(
-                f"geometric mean, {name or 'plain'}, {state}: {statistics.geometric_mean(ratios):.3f}"
-            )
+            found = [r for r in rows if r["epilogue"] == name]
+            mean = statistics.geometric_mean
+            line = f"geometric mean, {name or 'plain'}, {state}: "
+            line += f"{mean(r[state]['deepwell'] / r[state]['cublas'] for r in found):.3f}"
+            line += f", of cuBLAS plain {mean(r[state]['of_plain'] for r in found):.3f}"
+            if published := [r for r in found if r["size"] in SIZES[:PUBLISHED]]:
+                line += f"; of the {len(published)} published sizes "
+                line += f"{mean(r[state]['deepwell'] / r[state]['cublas'] for r in published):.3f}"
+                line += f", of cuBLAS plain {mean(r[state]['of_plain'] for r in published):.3f}"
+            print(line)
     if options.out:
         record = {
             "date": datetime.date.today().isoformat(), "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,

@@ -22,6 +22,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,192 +134,174 @@ class Case:
     kernels: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)
 
 
+def numbers(device: str, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device=device, dtype=torch.bfloat16).requires_grad_()
+
+
+def indexes(device: str, count: int, below: int) -> torch.Tensor:
+    return torch.randint(0, below, (count,), device=device)
+
+
+def rope_arguments(device: str, batch: int, heads: int, tokens: int) -> tuple[torch.Tensor, ...]:
+    tables = (numbers(device, 1, 1, tokens, 64).detach() for _ in range(2))
+    return (numbers(device, batch, tokens, heads * 64), *tables)
+
+
+def one_matrix(device: str, rows: int, width: int) -> tuple[torch.Tensor, ...]:
+    return (numbers(device, rows, width),)
+
+
+def two_matrices(device: str, rows: int, width: int) -> tuple[torch.Tensor, ...]:
+    return (numbers(device, rows, width), numbers(device, rows, width))
+
+
+def fused(peer: str | None) -> dict[tuple[str, str], str | None]:
+    """A program forward and another backward."""
+    return {("fused", "forward"): peer, ("fused", "backward"): peer and "backward"}
+
+
+@dataclass
+class Kind:
+    """Cases that differ in shape. `model` and `arguments` make those of a shape, the latter on a device; `name` has a
+    number of the shape for each pair of braces; `most`: the largest shape with --small."""
+
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    model: Callable[..., nn.Module]
+    arguments: Callable[..., tuple[torch.Tensor, ...]]
+    ops: dict[tuple[str, str], str | None]
+    kernels: Callable[..., dict[tuple[str, str], tuple[str, int]]] = lambda *shape: {}
+    precision: str = ""
+    most: tuple[int, ...] = (64, 256, 64)
+
+
+NORMS = ((8192, 4096), (16384, 768), (8192, 2048))
+ELEMENTWISE = ((16384, 3072), (8192, 2048))
+KINDS = [
+    Kind(
+        "norm layer {}x{}",
+        NORMS,
+        lambda _, width: nn.LayerNorm(width),
+        one_matrix,
+        {("layer_norm", "forward"): "forward", ("layer_norm_backward", "backward"): "backward"},
+    ),
+    Kind(
+        "norm RMS {}x{}",
+        NORMS,
+        lambda _, width: nn.RMSNorm(width),
+        one_matrix,
+        {("rms_norm", "forward"): "forward", ("rms_norm_backward", "backward"): "backward"},
+    ),
+    Kind(
+        "norm RMS + residual {}x{}",
+        NORMS,
+        lambda _, width: AddNorm(width),
+        two_matrices,
+        {("rms_norm_backward", "backward"): None},
+    ),
+    Kind(
+        "softmax {}x{}",
+        ((8192, 4096), (65536, 1024)),
+        lambda *_: Softmax(),
+        one_matrix,
+        {("softmax", "forward"): "forward", ("softmax_backward", "backward"): "backward"},
+    ),
+    Kind(
+        "cross-entropy BF16 {}x{}",
+        ((8192, 128256), (16384, 50257)),
+        lambda _, classes: Head(64, classes),
+        lambda on, rows, classes: (numbers(on, rows, 64), indexes(on, rows, classes)),
+        {
+            ("linear_cross_entropy", "forward"): None,
+            ("linear_cross_entropy_backward", "backward"): None,
+        },
+        kernels=lambda rows, classes: {
+            ("linear_cross_entropy", "forward"): ("cross_entropy_forward", 2 * rows * classes),
+            ("linear_cross_entropy_backward", "backward"): (
+                "cross_entropy_backward",
+                4 * rows * classes,
+            ),
+        },
+    ),
+    Kind(
+        "cross-entropy F32 {}x{}",
+        ((8192, 32000),),
+        lambda *_: Loss(),
+        lambda on, rows, classes: (
+            numbers(on, rows, classes).float().detach().requires_grad_(),
+            indexes(on, rows, classes),
+        ),
+        {
+            ("cross_entropy", "forward"): "forward",
+            ("cross_entropy_backward", "backward"): "backward",
+        },
+    ),
+    Kind(
+        "embedding {} of {}x{}",
+        ((16384, 50257, 768), (8192, 128256, 2048)),
+        lambda _, classes, width: nn.Embedding(classes, width),
+        lambda on, rows, classes, _: (indexes(on, rows, classes),),
+        {("take", "forward"): "forward", ("embedding_backward", "backward"): "backward"},
+    ),
+    Kind(
+        "rope {}x{}x{}x64",
+        ((4, 32, 2048), (4, 8, 2048)),
+        lambda _, heads, __: Rope(heads),
+        rope_arguments,
+        {("rope", "forward"): None, ("rope", "backward"): None},
+        most=(1, 32, 16),
+    ),
+    Kind(
+        "elementwise SwiGLU {}x{}", ((8192, 8192),), lambda *_: SwiGLU(), two_matrices, fused(None)
+    ),
+    Kind("elementwise GELU {}x{}", ELEMENTWISE, lambda *_: GELU(), one_matrix, fused("forward")),
+    Kind(
+        "elementwise sum {}x{}",
+        ELEMENTWISE,
+        lambda *_: Add(),
+        two_matrices,
+        {("add", "forward"): "forward", ("fused", "forward"): "forward"},
+    ),
+    Kind(
+        "sums of columns {}x{}",
+        ((16384, 3072), (8192, 8192)),
+        lambda _, width: Bias(width),
+        one_matrix,
+        {("reduce_sum", "backward"): None},
+    ),
+    *(
+        Kind(
+            f"codes {precision} {{}}x{{}}",
+            ((8192, 8192), (8192, 2048)),
+            lambda _, width: nn.Linear(width, width, bias=False),
+            one_matrix,
+            {("quantize_tensor", "forward"): None, ("quantize_tiles", "forward"): None},
+            precision=precision,
+        )
+        for precision in ("fp8", "fp8-block")
+    ),
+]
+
+
 def cases_of(small: bool, device: str) -> Iterator[tuple[str, Callable[[], Case]]]:
     """Yields the name of each case, and a function that makes it."""
+    for kind in KINDS:
+        for shape in kind.shapes:
+            if small:
+                shape = tuple(min(n, most) for n, most in zip(shape, kind.most))
+            yield kind.name.format(*shape), partial(case_of, kind, shape, device)
 
-    def size(*shape: int) -> tuple[int, ...]:
-        return tuple(min(n, most) for n, most in zip(shape, (64, 256, 64))) if small else shape
 
-    def numbers(*shape: int) -> torch.Tensor:
-        made = torch.randn(*shape, device=device, dtype=torch.bfloat16)
-        return made.requires_grad_()
-
-    def model(made: nn.Module) -> nn.Module:
-        return made.to(device, torch.bfloat16)
-
-    forward, backward = "forward", "backward"
-    for shape in ((8192, 4096), (16384, 768), (8192, 2048)):
-        rows, width = size(*shape)
-        name = f"norm layer {rows}x{width}"
-        yield (
-            name,
-            lambda name=name, rows=rows, width=width: Case(
-                name,
-                model(nn.LayerNorm(width)),
-                (numbers(rows, width),),
-                {("layer_norm", forward): "forward", ("layer_norm_backward", backward): "backward"},
-            ),
-        )
-        name = f"norm RMS {rows}x{width}"
-        yield (
-            name,
-            lambda name=name, rows=rows, width=width: Case(
-                name,
-                model(nn.RMSNorm(width)),
-                (numbers(rows, width),),
-                {("rms_norm", forward): "forward", ("rms_norm_backward", backward): "backward"},
-            ),
-        )
-        name = f"norm RMS + residual {rows}x{width}"
-        yield (
-            name,
-            lambda name=name, rows=rows, width=width: Case(
-                name,
-                model(AddNorm(width)),
-                (numbers(rows, width), numbers(rows, width)),
-                {("rms_norm_backward", backward): None},
-            ),
-        )
-    for shape in ((8192, 4096), (65536, 1024)):
-        rows, width = size(*shape)
-        name = f"softmax {rows}x{width}"
-        yield (
-            name,
-            lambda name=name, rows=rows, width=width: Case(
-                name,
-                model(Softmax()),
-                (numbers(rows, width),),
-                {("softmax", forward): "forward", ("softmax_backward", backward): "backward"},
-            ),
-        )
-    for shape in ((8192, 128256), (16384, 50257)):
-        rows, classes = size(*shape)
-        name = f"cross-entropy BF16 {rows}x{classes}"
-        yield (
-            name,
-            lambda name=name, rows=rows, classes=classes: Case(
-                name,
-                model(Head(64, classes)),
-                (numbers(rows, 64), torch.randint(0, classes, (rows,), device=device)),
-                {
-                    ("linear_cross_entropy", forward): None,
-                    ("linear_cross_entropy_backward", backward): None,
-                },
-                kernels={
-                    ("linear_cross_entropy", forward): (
-                        "cross_entropy_forward",
-                        2 * rows * classes,
-                    ),
-                    ("linear_cross_entropy_backward", backward): (
-                        "cross_entropy_backward",
-                        4 * rows * classes,
-                    ),
-                },
-            ),
-        )
-    rows, classes = size(8192, 32000)
-    name = f"cross-entropy F32 {rows}x{classes}"
-    yield (
-        name,
-        lambda name=name, rows=rows, classes=classes: Case(
-            name,
-            Loss().to(device),
-            (
-                numbers(rows, classes).float().detach().requires_grad_(),
-                torch.randint(0, classes, (rows,), device=device),
-            ),
-            {
-                ("cross_entropy", forward): "forward",
-                ("cross_entropy_backward", backward): "backward",
-            },
-        ),
+def case_of(kind: Kind, shape: tuple[int, ...], device: str) -> Case:
+    arguments = kind.arguments(device, *shape)
+    return Case(
+        kind.name.format(*shape),
+        kind.model(*shape).to(device, torch.bfloat16),
+        arguments,
+        kind.ops,
+        deepwell.PrecisionPolicy(kind.precision, []) if kind.precision else None,
+        kind.kernels(*shape),
     )
-    for rows, classes, width in ((16384, 50257, 768), (8192, 128256, 2048)):
-        rows, classes, width = size(rows, classes, width)
-        name = f"embedding {rows} of {classes}x{width}"
-        yield (
-            name,
-            lambda name=name, rows=rows, classes=classes, width=width: Case(
-                name,
-                model(nn.Embedding(classes, width)),
-                (torch.randint(0, classes, (rows,), device=device),),
-                {("take", forward): "forward", ("embedding_backward", backward): "backward"},
-            ),
-        )
-    for heads in (32, 8):
-        batch, tokens = (1, 16) if small else (4, 2048)
-        name = f"rope {batch}x{heads}x{tokens}x64"
-        yield (
-            name,
-            lambda name=name, batch=batch, heads=heads, tokens=tokens: Case(
-                name,
-                model(Rope(heads)),
-                (
-                    numbers(batch, tokens, heads * 64),
-                    *(numbers(1, 1, tokens, 64).detach() for _ in range(2)),
-                ),
-                {("rope", forward): None, ("rope", backward): None},
-            ),
-        )
-    rows, width = size(8192, 8192)
-    name = f"elementwise SwiGLU {rows}x{width}"
-    yield (
-        name,
-        lambda name=name, rows=rows, width=width: Case(
-            name,
-            model(SwiGLU()),
-            (numbers(rows, width), numbers(rows, width)),
-            {("fused", forward): None, ("fused", backward): None},
-        ),
-    )
-    for shape in ((16384, 3072), (8192, 2048)):
-        rows, width = size(*shape)
-        name = f"elementwise GELU {rows}x{width}"
-        yield (
-            name,
-            lambda name=name, rows=rows, width=width: Case(
-                name,
-                model(GELU()),
-                (numbers(rows, width),),
-                {("fused", forward): "forward", ("fused", backward): "backward"},
-            ),
-        )
-        name = f"elementwise sum {rows}x{width}"
-        yield (
-            name,
-            lambda name=name, rows=rows, width=width: Case(
-                name,
-                model(Add()),
-                (numbers(rows, width), numbers(rows, width)),
-                {("add", forward): "forward", ("fused", forward): "forward"},
-            ),
-        )
-    for shape in ((16384, 3072), (8192, 8192)):
-        rows, width = size(*shape)
-        name = f"sums of columns {rows}x{width}"
-        yield (
-            name,
-            lambda name=name, rows=rows, width=width: Case(
-                name,
-                model(Bias(width)),
-                (numbers(rows, width),),
-                {("reduce_sum", backward): None},
-            ),
-        )
-    for shape in ((8192, 8192), (8192, 2048)):
-        rows, width = size(*shape)
-        for precision in ("fp8", "fp8-block"):
-            name = f"codes {precision} {rows}x{width}"
-            yield (
-                name,
-                lambda name=name, rows=rows, width=width, precision=precision: Case(
-                    name,
-                    model(nn.Linear(width, width, bias=False)),
-                    (numbers(rows, width),),
-                    {("quantize_tensor", forward): None, ("quantize_tiles", forward): None},
-                    precision=deepwell.PrecisionPolicy(precision, []),
-                ),
-            )
 
 
 # ---- what is measured -------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ Ways:
     fp8         the engine with precision="fp8": linear layers but the head multiply FP8 codes
     fp8-block   the engine with precision="fp8-block": the same with scales of blocks, DeepSeek-V3's recipe
     fp8-fast    the way fp8 with fast accumulation in the forward pass
+    fp8-adamw, fp8-fast-adamw, fp8-block-adamw    the same three with deepwell.AdamW
     fp8-once    fp8 in deepwell.accumulate: weights are quantized once in each step, for --accumulate above 1
     torchao     torchao's FP8 with one scale for each tensor, then torch.compile, where ``torchao`` can be imported
     grouped, grouped-compile    mixtures with transformers' experts by torch._grouped_mm, without and with torch.compile
@@ -48,9 +49,12 @@ os.environ.setdefault("DEEPWELL_MEASURE", "0")  # this script makes the comparis
 WAYS = [
     "eager", "compile", "liger", "attention", "engine", "adamw", "fp8", "fp8-block", "fp8-fast", "fp8-once",
     "torchao", "grouped", "grouped-compile", "released", "programs-off", "programs-all",
+    "fp8-adamw", "fp8-fast-adamw", "fp8-block-adamw",
 ]  # fmt: skip
 # With deepwell.AdamW.
-OWN_OPTIMIZER = ("adamw", "released", "programs-off", "programs-all")
+OWN_OPTIMIZER = (
+    "adamw", "released", "programs-off", "programs-all", "fp8-adamw", "fp8-fast-adamw", "fp8-block-adamw",
+)  # fmt: skip
 MODELS = {
     "gpt2": (16, 1024),
     "llama-1b": (4, 2048),
@@ -204,6 +208,8 @@ def prepared(way: str, model):
     import deepwell
     import torch
 
+    if way.startswith("fp8"):
+        way = way.removesuffix("-adamw")
     if way in ("grouped", "grouped-compile"):
         model.set_experts_implementation("grouped_mm")
     if way in ("compile", "grouped-compile"):
@@ -328,7 +334,8 @@ def measure(name: str, way: str, steps: int, profile: bool, accumulate: int) -> 
 
 
 def kernels(step) -> list[dict]:
-    """Returns the kernels of one step, the longest first: name, calls, milliseconds."""
+    """Returns the kernels of one step, the longest first: name, calls, milliseconds, and for how many milliseconds the
+    GPU did nothing before them."""
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -336,14 +343,21 @@ def kernels(step) -> list[dict]:
         step()
         step()
         torch.cuda.synchronize()
+    events = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda event: event.time_range.start)
     total: dict[str, list[float]] = {}
-    for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            entry = total.setdefault(event.name, [0, 0.0])
-            entry[0] += 0.5
-            entry[1] += event.device_time / 2e3
+    ended = events[0].time_range.start if events else 0
+    for event in events:
+        entry = total.setdefault(event.name, [0, 0.0, 0.0])
+        entry[0] += 0.5
+        entry[1] += event.device_time / 2e3
+        entry[2] += max(0, event.time_range.start - ended) / 2e3
+        ended = max(ended, event.time_range.end)
     ordered = sorted(total.items(), key=lambda item: -item[1][1])
-    return [{"name": n, "calls": calls, "ms": ms} for n, (calls, ms) in ordered]
+    return [
+        {"name": name, "calls": calls, "ms": ms, "idle_before_ms": idle}
+        for name, (calls, ms, idle) in ordered
+    ]
 
 
 def main() -> int:
@@ -398,8 +412,16 @@ def main() -> int:
                 f" {f['losses'][0]:.4f} .. {f['losses'][-1]:.4f}",
                 flush=True,
             )
-            for kernel in f.get("kernels", [])[:40]:
-                print(f"    {kernel['ms']:8.3f} ms {kernel['calls']:6.0f}  {kernel['name'][:110]}")
+            found = f.get("kernels", [])
+            if found:
+                idle, calls = (sum(k[key] for k in found) for key in ("idle_before_ms", "calls"))
+                print(
+                    f"    idle {idle:.3f} ms between {calls:.0f} kernels; ms, calls, ms idle before:"
+                )
+            for k in found[:40]:
+                print(
+                    f"    {k['ms']:8.3f} {k['calls']:6.0f} {k['idle_before_ms']:7.3f}  {k['name'][:110]}"
+                )
     if options.out:
         import torch
 

@@ -4,6 +4,7 @@
 #include "explain_command.h"
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int is_help(const char *word) {
@@ -13,6 +14,10 @@ static int is_help(const char *word) {
 static const char *text_of(const json_t *object, const char *key) {
     const char *text = json_string_value(json_object_get(object, key));
     return text ? text : "";
+}
+
+static double number_of(const json_t *object, const char *key) {
+    return json_number_value(json_object_get(object, key));
 }
 
 /* ---- GEMM ------------------------------------------------------------------------------------------ */
@@ -120,31 +125,81 @@ int explain_gemm(int argc, char **argv) {
 
 /* ---- kernels ----------------------------------------------------------------------------------------- */
 
+static int by_gain(const void *one, const void *other) {
+    double gain[2];
+    for (int i = 0; i < 2; i++) {
+        const json_t *row = *(json_t *const *)(i == 0 ? one : other);
+        gain[i] = number_of(row, "cublaslt_seconds") / number_of(row, "deepwell_seconds");
+    }
+    return (gain[0] < gain[1]) - (gain[0] > gain[1]);
+}
+
+/* Prints a line for each product that the kernel was measured to compute faster than cuBLASLt, the largest gain first. */
+static void print_measured(const json_t *measured) {
+    const json_t *list = json_object_get(measured, "faster");
+    const size_t count = json_array_size(list);
+    const json_t **rows = calloc(count + 1, sizeof *rows);
+    for (size_t i = 0; rows && i < count; i++) rows[i] = json_array_get(list, i);
+    if (rows) qsort(rows, count, sizeof *rows, by_gain);
+    for (size_t i = 0; rows && i < count; i++) {
+        const json_t *row = rows[i];
+        const int a = json_is_true(json_object_get(row, "a_across")),
+                  b = json_is_true(json_object_get(row, "b_across"));
+        const double library = number_of(row, "cublaslt_seconds"),
+                     ours = number_of(row, "deepwell_seconds");
+        printf(
+            "  %.0f x %.0f x %.0f, %s%s%s: %.1f us, cuBLASLt %.1f us: %.2f times as fast on %s\n",
+            number_of(row, "m"), number_of(row, "n"), number_of(row, "k"), text_of(row, "dtype"),
+            a && b ? ", A and B across k"
+            : a    ? ", A across k"
+            : b    ? ", B across k"
+                   : "",
+            json_is_true(json_object_get(row, "bias")) ? ", bias" : "", 1e6 * ours, 1e6 * library,
+            library / ours, text_of(measured, "gpu"));
+    }
+    free(rows);
+}
+
+/* Returns dw_gemm_measured's object, or NULL. */
+static json_t *read_measured(void) {
+    char *json = NULL;
+    if (dw_gemm_measured(&json) != DW_OK) return NULL;
+    json_t *measured = json_loads(json, 0, NULL);
+    dw_text_free(json);
+    return measured;
+}
+
 int explain_kernels(int argc, char **argv) {
     char *json = NULL;
     size_t index;
-    const json_t *kernel;
+    json_t *kernel;
     if (argc > 1 && is_help(argv[1])) {
         printf("Usage: deepwell explain kernels [--json]\n"
                "\n"
                "Lists Deepwell's GPU kernels: what each supports, where it has been shown to be\n"
-               "right, and when it is used.\n");
+               "right, and when it is used. On an H100 or H200 it also lists the products of\n"
+               "linear layers that were measured to be faster than cuBLASLt's.\n");
         return CLI_DONE;
     }
     int as_json = argc > 1 && strcmp(argv[1], "--json") == 0;
     if (argc > 1 + as_json)
         return cli_usage_error("explain kernels: unknown argument '%s'", argv[1 + as_json]);
     if (dw_gpu_kernels(&json) != DW_OK) return cli_fail();
-    json_t *list = as_json ? NULL : json_loads(json, 0, NULL);
-    if (as_json) printf("%s\n", json);
+    json_t *list = json_loads(json, 0, NULL), *measured = read_measured();
+    dw_text_free(json);
     json_array_foreach(list, index, kernel) {
+        const int is_product = strcmp(text_of(kernel, "name"), "sm90_linear") == 0;
+        if (as_json && is_product) (void)json_object_set(kernel, "measured", measured);
+        if (as_json) continue;
         cli_print_bold(text_of(kernel, "name"));
         printf(": %s\n  %s\n  for %s; %s; %s\n  %s; %s\n", text_of(kernel, "operation"),
                text_of(kernel, "source"), text_of(kernel, "architectures"),
                text_of(kernel, "elements"), text_of(kernel, "needs"), text_of(kernel, "proof"),
                text_of(kernel, "use"));
+        if (is_product) print_measured(measured);
     }
+    if (as_json) json_dumpf(list, stdout, 0), putchar('\n');
     json_decref(list);
-    dw_text_free(json);
+    json_decref(measured);
     return CLI_DONE;
 }

@@ -21,16 +21,16 @@ typedef element_of<TYPE>::stored stored;
 #define IS_F32 (TYPE == DW_ELEMENT_F32)
 #define WORDS (IS_F32 ? 8 : 4)         // of a vector: 16-bit elements lie in pairs
 #define ACROSS (TILE / VECTOR)         // threads along a row of a tile
-#define EACH (TILE * ACROSS / THREADS) // rows of a tile that one thread loads
+#define OWN_ROWS (TILE * ACROSS / THREADS) // rows of a tile that one thread loads
 
-struct vector {
+struct elements {
     unsigned word[WORDS];
 };
 
-DEVICE unsigned raw(const vector &x, int i) {
+DEVICE unsigned raw(const elements &x, int i) {
     return IS_F32 ? x.word[i % WORDS] : i & 1 ? x.word[i / 2] >> 16 : x.word[i / 2] & 0xffffu;
 }
-DEVICE float number(const vector &x, int i) {
+DEVICE float number(const elements &x, int i) {
     if constexpr (IS_F32) return __uint_as_float(x.word[i % WORDS]);
     if constexpr (TYPE == DW_ELEMENT_F16) return f16_to_float((uint16)raw(x, i));
     return __uint_as_float(i & 1 ? x.word[i / 2] & 0xffff0000u : x.word[i / 2] << 16);
@@ -49,8 +49,8 @@ template <bool LAST> DEVICE void load_words(const void *from, unsigned *word) {
 }
 
 // Beyond the edges there are zeros.
-template <bool LAST, typename PARAMS> DEVICE vector load_vector(const PARAMS &p, int row, int column) {
-    vector x = {};
+template <bool LAST, typename PARAMS> DEVICE elements load_vector(const PARAMS &p, int row, int column) {
+    elements x = {};
     if constexpr (WHOLE) {
         if ((unsigned)row >= (unsigned)p.rows || column >= p.columns) return x;
         const stored *from = (const stored *)p.x + (row * p.row_stride + column);
@@ -114,19 +114,19 @@ template <typename PARAMS> DEVICE bool is_inside(const PARAMS &p, const tile_pla
     return at.row + TILE <= p.rows && at.column + TILE <= p.columns;
 }
 
-template <typename PARAMS> DEVICE void load_tile(const PARAMS &p, const tile_place &at, vector (&x)[EACH]) {
+template <typename PARAMS> DEVICE void load_tile(const PARAMS &p, const tile_place &at, elements (&x)[OWN_ROWS]) {
     const int row = at.row + (int)threadIdx.x / ACROSS, column = at.column + (int)threadIdx.x % ACROSS * VECTOR;
     if (WHOLE && is_inside(p, at)) {
         const stored *from = (const stored *)p.x + (row * p.row_stride + column);
 #pragma unroll
-        for (int i = 0; i < EACH; i++, from += THREADS / ACROSS * p.row_stride) {
+        for (int i = 0; i < OWN_ROWS; i++, from += THREADS / ACROSS * p.row_stride) {
             load_words<true>(from, x[i].word);
             if constexpr (IS_F32) load_words<true>(from + 4, x[i].word + 4);
         }
         return;
     }
 #pragma unroll
-    for (int i = 0; i < EACH; i++) x[i] = load_vector<true>(p, row + i * (THREADS / ACROSS), column);
+    for (int i = 0; i < OWN_ROWS; i++) x[i] = load_vector<true>(p, row + i * (THREADS / ACROSS), column);
 }
 
 // The tiles of a block, one after the other: every so many of the grid.

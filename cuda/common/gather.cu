@@ -18,6 +18,8 @@
 typedef element_of<TYPE> element;
 typedef element::value value;
 
+#define TOGETHER 2 // results of a thread at a time
+
 DEVICE long long index_at(const void *index, long long at) {
     return WIDE ? ((const long long *)index)[at] : (long long)((const int *)index)[at];
 }
@@ -32,11 +34,12 @@ struct place {
 };
 
 // The place of an element of the first `axes` axes: of the result, or of its lines along the last axis.
-DEVICE place place_of(const dw_gather_params &p, long long element, int axes) {
+template <typename NUMBER> DEVICE place place_of(const dw_gather_params &p, NUMBER element, int axes) {
     place at = {0, 0, 0, 0, true};
     for (int axis = axes - 1; axis >= 0; axis--) {
-        const long long c = axis > 0 ? element % p.shape[axis] : element;
-        element /= p.shape[axis];
+        const NUMBER rest = axis > 0 ? element / (NUMBER)p.shape[axis] : 0;
+        const long long c = (long long)(element - rest * (NUMBER)p.shape[axis]);
+        element = rest;
         at.x += c * p.x_stride[axis];
         at.index += c * p.index_stride[axis];
         at.result += c * p.result_stride[axis];
@@ -48,20 +51,46 @@ DEVICE place place_of(const dw_gather_params &p, long long element, int axes) {
     return at;
 }
 
-extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ dw_gather_params p) {
-    EACH_ELEMENT(e, p.count) {
-        const place at = place_of(p, e, p.rank);
-        const long long index = index_at(p.index, at.index);
-        const bool valid = index >= 0 && index < p.axis_size;
-        if (!valid) report(p.error, DW_DATA_INDEX);
-        const piece zeros = {};
-        ((piece *)p.result)[at.result] = valid ? ((const piece *)p.x)[at.x + index * p.x_step] : zeros;
+// A thread reads TOGETHER indexes, then their elements, then writes these, so that it waits twice for all of them. Results
+// are counted in NUMBER, whose divisions have as many bits. A place beyond the last result stands for the first one, whose
+// element is not read again.
+template <typename NUMBER> DEVICE void gather_elements(const dw_gather_params &p) {
+    const NUMBER step = (NUMBER)gridDim.x * 256, count = (NUMBER)p.count;
+    for (NUMBER e = (NUMBER)blockIdx.x * 256 + threadIdx.x; e < count;) {
+        long long from[TOGETHER], to[TOGETHER], index[TOGETHER];
+        bool inside[TOGETHER];
+        piece x[TOGETHER];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            inside[i] = e < count;
+            const place at = place_of(p, inside[i] ? e : 0, p.rank);
+            from[i] = at.x;
+            to[i] = at.result;
+            index[i] = index_at(p.index, at.index);
+            if (inside[i]) e = count - e > step ? e + step : count;
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) {
+            const bool valid = index[i] >= 0 && index[i] < p.axis_size;
+            if (!valid) report(p.error, DW_DATA_INDEX);
+            x[i] = {};
+            if (valid && inside[i]) x[i] = ((const piece *)p.x)[from[i] + index[i] * p.x_step];
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++)
+            if (inside[i]) ((piece *)p.result)[to[i]] = x[i];
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256, DW_GATHER_RESIDENT) gather(const __grid_constant__ dw_gather_params p) {
+    if (p.count >> 32) gather_elements<unsigned long long>(p);
+    else
+        gather_elements<unsigned>(p);
 }
 
 extern "C" __global__ void __launch_bounds__(256) scatter(const __grid_constant__ dw_gather_params p) {
     EACH_ELEMENT(e, p.count) {
-        const place at = place_of(p, e, p.rank);
+        const place at = place_of(p, (unsigned long long)e, p.rank);
         value sum = (value)0;
         for (long long i = 0; at.inside && i < p.indexes; i++) {
             const long long index = index_at(p.index, at.index + i * p.index_step);
@@ -76,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256) scatter_lines(const __grid_con
     const int lane = (int)threadIdx.x % 32, warps = (int)blockDim.x / 32;
     const long long lines = p.count / p.axis_size;
     for (long long line = blockIdx.x * (long long)warps + threadIdx.x / 32; line < lines; line += gridDim.x * (long long)warps) {
-        const place at = place_of(p, line, p.rank - 1);
+        const place at = place_of(p, (unsigned long long)line, p.rank - 1);
         int mine = -1;
         value addend = (value)0;
         if (lane < p.indexes) {

@@ -7,6 +7,9 @@
 
 #define DW_GATHER_AXES 8
 
+/* Blocks of gather that an SM holds at once: more would begin when the others end. */
+#define DW_GATHER_RESIDENT 5
+
 /* The axes of the result, with each tensor's strides along them, in elements; in a gather, in units of `VECTOR`
  * elements (the indexes' in elements), as are count and x_step. */
 typedef struct dw_gather_params {

@@ -2,16 +2,17 @@
 //
 // All are bound by memory. LANES threads share a row: a warp has a short row (a block then has several), a block has a
 // long one. They hold it in registers, in its own type, between its statistics and its result, and load the next row
-// meanwhile, so that memory always has loads in flight. VECTORS is 0 for rows that are too long, which are read again,
-// from L2, in each pass. The variance is the mean of (x - mean)^2, so nothing cancels.
+// meanwhile, so that memory always has loads in flight; backward copies up to three long rows ahead to shared memory, where
+// they begin at multiples of 16 bytes. VECTORS is 0 for rows that are too long, which are read again, from L2, in each pass. The
+// variance is the mean of (x - mean)^2, so nothing cancels.
 //
 // Gradients of w and b are sums over rows. Each block adds its part of the rows in registers (in the workspace where
 // VECTORS is 0) and writes the sums to the workspace; norm_sums adds the parts. An SM has one large block, so that there
-// are few parts. Which rows a part has depends on sizes and the number of SMs alone, and nothing is added atomically, so
-// results have the same bits in every run. A thread adds at most 64 rows in sequence, then up to 16 rows of a block are
-// added pairwise. norm_sums compensates its sums and adds 32 of them pairwise. So the error of a gradient is at most
-// (64 + 4 + 5 + 3) 2^-24 times the sum of the magnitudes of its terms, plus the rounding of each term, in F32, for any
-// number of rows.
+// are few parts. Which rows a part has depends on sizes and the number of SMs alone, and nothing is
+// added atomically, so results have the same bits in every run. A thread adds at most 64 rows in sequence, then up to 16
+// rows of a block are added pairwise. norm_sums compensates its sums and adds 32 of them pairwise. So the error of a
+// gradient is at most (64 + 4 + 5 + 3) 2^-24 times the sum of the magnitudes of its terms, plus the rounding of each term,
+// in F32, for any number of rows.
 //
 // Statistics and sums are F32 (F64 in F64), each result is rounded once.
 //
@@ -27,6 +28,10 @@
 #define ROWS_PER_BLOCK (DW_NORM_BLOCK(LANES) / LANES)
 #define BACKWARD_BLOCK DW_NORM_BACKWARD_BLOCK(LANES, CENTRED)
 #define BACKWARD_ROWS (BACKWARD_BLOCK / LANES)
+#define MOST_ROWS (DW_NORM_MOST_ROWS * BACKWARD_ROWS) // of a block of backward
+
+// Rows of x and dy that backward copies to shared memory ahead; 0: one row is loaded into registers ahead.
+#define ROWS_AHEAD (ALIGNED && VECTORS > 0 && LANES > 32 ? DW_NORM_ROWS_AHEAD(VECTORS, BACKWARD_BLOCK) : 0)
 
 // Blocks of forward on an SM, which bound the registers of a thread: 64.
 #define IS_SMALL (sizeof(value) == 4 && ALIGNED && LANES <= 256)
@@ -179,6 +184,9 @@ extern "C" __global__ void __launch_bounds__(DW_NORM_BLOCK(LANES), FORWARD_BLOCK
 // ---- backward --------------------------------------------------------------------------------------------
 
 #define SUMS (CENTRED ? 2 : 1) // of dw, and of db
+#define WARPS (LANES / 32)     // of a row
+
+extern __shared__ words dynamic[]; // rows ahead, then sums of rows
 
 // The sums of the block's part of the rows: `which` is 0 for dw, 1 for db.
 DEVICE value *partials_of(const dw_norm_params &p, int which) {
@@ -198,34 +206,65 @@ DEVICE void add_terms(const dw_norm_params &p, int which, bool first, int column
     }
 }
 
-// The rows of a thread's operands and results, and the statistics, of one row. They advance together, without products.
+// Replaces each number by its sum over the row's threads. Half a warp adds each of two numbers. Rows take turns at two
+// places in shared memory, so that one barrier suffices.
+DEVICE void sum_terms(value (&x)[SUMS], int turn) {
+    constexpr unsigned all = 0xffffffffu;
+    const int lane = (int)threadIdx.x % 32;
+    __shared__ value shares[2][BACKWARD_ROWS][SUMS * WARPS];
+    value *of_row = shares[turn][threadIdx.x / LANES];
+    const bool upper = SUMS == 2 && lane >= 16;
+    value own = upper ? x[SUMS - 1] : x[0];
+    if constexpr (SUMS == 2) own += __shfl_xor_sync(all, upper ? x[0] : x[SUMS - 1], 16);
+#pragma unroll
+    for (int distance = SUMS == 2 ? 8 : 16; distance > 0; distance /= 2) own += __shfl_xor_sync(all, own, distance);
+    if constexpr (WARPS == 1) {
+        x[0] = own;
+        if constexpr (SUMS == 2) {
+            const value other = __shfl_xor_sync(all, own, 16);
+            x[0] = upper ? other : own;
+            x[SUMS - 1] = upper ? own : other;
+        }
+    } else {
+        if (lane % (32 / SUMS) == 0) of_row[upper * WARPS + threadIdx.x % LANES / 32] = own;
+        row_barrier<BACKWARD_BLOCK>();
+#pragma unroll
+        for (int i = 0; i < SUMS; i++) {
+            x[i] = of_row[i * WARPS];
+#pragma unroll
+            for (int warp = 1; warp < WARPS; warp++) x[i] += of_row[i * WARPS + warp];
+        }
+    }
+}
+
+// The rows of a thread's operands and result.
 struct row_places {
     const stored *x, *dy, *addend;
     stored *result;
-    const value *mean, *rstd;
     DEVICE_MEMBER row_places of(const dw_norm_params &p, long long row) {
-        return {row_of(p.x, p.x_stride, row),
-                row_of(p.dy, p.dy_stride, row),
-                row_of(p.addend, p.addend_stride, row),
-                (stored *)row_of(p.result, p.result_stride, row),
-                (const value *)p.mean + row,
-                (const value *)p.rstd + row};
+        return {row_of(p.x, p.x_stride, row), row_of(p.dy, p.dy_stride, row), row_of(p.addend, p.addend_stride, row),
+                (stored *)row_of(p.result, p.result_stride, row)};
     }
-    __device__ __forceinline__ void advance(const dw_norm_params &p) {
-        x += BACKWARD_ROWS * p.x_stride;
-        dy += BACKWARD_ROWS * p.dy_stride;
-        addend += BACKWARD_ROWS * p.addend_stride;
-        result += BACKWARD_ROWS * p.result_stride;
-        mean += BACKWARD_ROWS;
-        rstd += BACKWARD_ROWS;
+    __device__ __forceinline__ void advance(const dw_norm_params &p, long long rows) {
+        x += rows * p.x_stride;
+        dy += rows * p.dy_stride;
+        addend += rows * p.addend_stride;
+        result += rows * p.result_stride;
     }
+};
+
+struct row_state {
+    value mean, rstd;
+    bool first; // of the thread
+    int turn;   // 0 and 1 alternate
 };
 
 // With xhat the normalised x and g = dy w: dx = rstd (g - mean(g) - xhat mean(g xhat)), without mean(g) for RMS norm.
 // Beyond the row dy is 0, so that nothing is added to the sums there.
-DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool first, value mean, value rstd,
-                         const words *x, words *dy, const words *held_w, value (*sums)[VALUES]) {
+DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, const row_state &row, value inverse,
+                         const words *x, words *dy, words *held_w, value (*sums)[VALUES]) {
     const int columns = p.columns;
+    const value mean = row.mean, rstd = row.rstd;
     value xhats[VALUES], given[PER_VECTOR], means[SUMS] = {}; // of g xhat, and of g
     words w, addend[HELD];
     if constexpr (ADDS)
@@ -254,10 +293,11 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
             if (CENTRED) means[SUMS - 1] += g;
         }
     });
-    sum_over_row<BACKWARD_BLOCK>(means);
+    sum_terms(means, row.turn);
     convert_again(dy);
+    if constexpr (HOLDS_W) convert_again(held_w);
     // rstd mean(g xhat) and rstd mean(g)
-    const value along = rstd * (means[0] / (value)columns), middle = rstd * (means[SUMS - 1] / (value)columns);
+    const value along = rstd * (means[0] * inverse), middle = rstd * (means[SUMS - 1] * inverse);
     each_vector(columns, [&](int column, int at) {
         const value *xhat = xhats + at * PER_VECTOR;
         load(column, at);
@@ -269,12 +309,12 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
             add_addend(at_row.addend, columns, addend, column, at, dx);
             store_vector(at_row.result, column, columns, dx);
         }
-        add_terms(p, 0, first, column, given, xhat, sums[0] + at * PER_VECTOR);
+        add_terms(p, 0, row.first, column, given, xhat, sums[0] + at * PER_VECTOR);
         if constexpr (CENTRED) {
             value ones[PER_VECTOR];
 #pragma unroll
             for (int j = 0; j < PER_VECTOR; j++) ones[j] = 1;
-            add_terms(p, 1, first, column, given, ones, sums[SUMS - 1] + at * PER_VECTOR);
+            add_terms(p, 1, row.first, column, given, ones, sums[SUMS - 1] + at * PER_VECTOR);
         }
     });
 }
@@ -283,7 +323,7 @@ DEVICE void backward_row(const dw_norm_params &p, const row_places &at_row, bool
 DEVICE void store_partials(const dw_norm_params &p, int which, value *sums) {
     const int own = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
     if constexpr (BACKWARD_ROWS > 1) {
-        __shared__ value shares[BACKWARD_ROWS > 1 ? BACKWARD_ROWS / 2 : 1][VALUES][LANES];
+        auto *shares = (value(*)[VALUES][LANES])dynamic; // [BACKWARD_ROWS / 2]
 #pragma unroll
         for (int count = BACKWARD_ROWS; count > 1; count = (count + 1) / 2) {
             const int half = (count + 1) / 2;
@@ -300,41 +340,114 @@ DEVICE void store_partials(const dw_norm_params &p, int which, value *sums) {
     if (own > 0) return;
     value *to = partials_of(p, which);
     each_vector(p.columns, [&](int column, int at) {
+        if constexpr (ALIGNED) { // by 16 bytes: a thread's numbers are apart from its neighbours'
+            constexpr int each = (int)(16 / sizeof(value));
+            struct alignas(16) group {
+                value x[each];
+            };
+            if (!has_vector(column, p.columns)) return;
 #pragma unroll
-        for (int j = 0; j < PER_VECTOR; j++)
-            if (column + j < p.columns) to[column + j] = sums[at * PER_VECTOR + j];
+            for (int j = 0; j < PER_VECTOR; j += each) {
+                group sum;
+#pragma unroll
+                for (int i = 0; i < each; i++) sum.x[i] = sums[at * PER_VECTOR + j + i];
+                *(group *)(to + column + j) = sum;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < PER_VECTOR; j++)
+                if (column + j < p.columns) to[column + j] = sums[at * PER_VECTOR + j];
+        }
     });
 }
 
+DEVICE void copy_ahead(words *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :
+                 : "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
+}
+
+// Vectors of x and dy of the rows that a thread processes next. Each thread copies its own vectors to places of its own in
+// shared memory, so that it waits for its own copies alone.
+struct rows_ahead {
+    const stored *x, *dy;
+    int place;
+    __device__ __forceinline__ words *slot(int operand, int at) const {
+        return dynamic + ((place * 2 + operand) * HELD + at) * BACKWARD_BLOCK + threadIdx.x;
+    }
+    // Copies the row, if there is one, then turns to the row `rows` behind it.
+    __device__ __forceinline__ void copy(const dw_norm_params &p, bool exists, long long rows) {
+        each_vector(p.columns, [&](int column, int at) {
+            if (!exists || !has_vector(column, p.columns)) return;
+            copy_ahead(slot(0, at), x + column);
+            copy_ahead(slot(1, at), dy + column);
+        });
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        x += rows * p.x_stride;
+        dy += rows * p.dy_stride;
+        place = place + 1 == ROWS_AHEAD ? 0 : place + 1;
+    }
+    __device__ __forceinline__ void take(words *of_x, words *of_dy) const {
+        asm volatile("cp.async.wait_group %0;" ::"n"(ROWS_AHEAD > 0 ? ROWS_AHEAD - 1 : 0) : "memory");
+#pragma unroll
+        for (int at = 0; at < HELD; at++) of_x[at] = *slot(0, at), of_dy[at] = *slot(1, at);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(BACKWARD_BLOCK, 1)
     norm_backward(const __grid_constant__ dw_norm_params p) {
-    const long long first = blockIdx.x * p.part_rows, last = min(first + p.part_rows, p.rows);
-    const int begin = (int)threadIdx.x / LANES, rows = (int)(last - first);
+    __shared__ value statistics[SUMS][MOST_ROWS];
+    const int own = (int)threadIdx.x / LANES;
+    const long long begin = blockIdx.x * p.part_rows, first = begin + own;
+    const int rows = (int)min(p.part_rows, p.rows - begin);
+    const value inverse = 1 / (value)p.columns;
     value sums[SUMS][VALUES] = {};
-    words x[HELD] = {}, dy[HELD] = {}, next_x[HELD] = {}, next_dy[HELD] = {};
-    value next_mean = 0, next_rstd = 0;
-    words w[HELD];
-    if constexpr (HOLDS_W)
-        each_vector(p.columns, [&](int column, int at) { w[at] = load_weights(p.w, column, p.columns); });
-    row_places at = row_places::of(p, first + begin), next = at;
-    const auto load_next = [&]() {
-        if (CENTRED) next_mean = *next.mean;
-        next_rstd = *next.rstd;
-        load_held(next.x, p.columns, next_x);
-        load_held(next.dy, p.columns, next_dy);
+    words x[HELD] = {}, dy[HELD] = {}, next_x[HELD] = {}, next_dy[HELD] = {}, w[HELD];
+    row_places at = row_places::of(p, first);
+    rows_ahead ahead = {at.x, at.dy, 0};
+    const auto load_next = [&](const row_places &of) {
+        load_held(of.x, p.columns, next_x);
+        load_held(of.dy, p.columns, next_dy);
         asm volatile("" ::: "memory"); // so that the compiler does not put the loads off
     };
-    if (begin < rows) load_next();
-    for (int row = begin; row < rows; row += BACKWARD_ROWS, at.advance(p)) {
-#pragma unroll
-        for (int i = 0; i < HELD; i++) {
-            x[i] = next_x[i];
-            dy[i] = next_dy[i];
+    if constexpr (ROWS_AHEAD > 0) {
+        for (int i = 0; i < ROWS_AHEAD; i++) {
+            each_vector(p.columns, [&](int column, int j) {
+                if (!has_vector(column, p.columns)) *ahead.slot(0, j) = *ahead.slot(1, j) = words{};
+            });
+            ahead.copy(p, own + i * BACKWARD_ROWS < rows, BACKWARD_ROWS);
         }
-        const value mean = next_mean, rstd = next_rstd;
-        next.advance(p);
-        if (row + BACKWARD_ROWS < rows) load_next();
-        backward_row(p, at, row == 0, mean, rstd, x, dy, w, sums);
+    } else if (own < rows) {
+        load_next(at);
+    }
+    if constexpr (HOLDS_W)
+        each_vector(p.columns, [&](int column, int i) { w[i] = load_weights(p.w, column, p.columns); });
+    // All rows' statistics: a load of a row's would wait behind the copies of the rows after it.
+    for (int i = (int)threadIdx.x; i < rows; i += BACKWARD_BLOCK) {
+        statistics[0][i] = ((const value *)p.rstd)[begin + i];
+        if constexpr (CENTRED) statistics[SUMS - 1][i] = ((const value *)p.mean)[begin + i];
+    }
+    __syncthreads();
+    row_state state = {0, 0, true, 0};
+#pragma unroll 1
+    for (int row = own; row < rows; row += BACKWARD_ROWS) {
+        if constexpr (CENTRED) state.mean = statistics[SUMS - 1][row];
+        state.rstd = statistics[0][row];
+        if constexpr (ROWS_AHEAD > 0) {
+            ahead.take(x, dy);
+            ahead.copy(p, row + ROWS_AHEAD * BACKWARD_ROWS < rows, BACKWARD_ROWS);
+        } else {
+#pragma unroll
+            for (int i = 0; i < HELD; i++) x[i] = next_x[i], dy[i] = next_dy[i];
+            row_places next = at;
+            next.advance(p, BACKWARD_ROWS);
+            if (row + BACKWARD_ROWS < rows) load_next(next);
+        }
+        backward_row(p, at, state, inverse, x, dy, w, sums);
+        at.advance(p, BACKWARD_ROWS);
+        state.first = false;
+        state.turn ^= 1;
     }
     if constexpr (VECTORS > 0) {
         if (p.dw) store_partials(p, 0, sums[0]);

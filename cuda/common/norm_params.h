@@ -16,7 +16,9 @@ typedef struct dw_norm_params {
     void *
         partials; /* backward: [2][parts][columns] of the type that sums are computed in, first those of dw */
     long long x_stride, dy_stride, addend_stride, result_stride;
-    long long rows, part_rows, parts; /* one block processes one part: the next part_rows rows */
+    long long rows;
+    long long part_rows,
+        parts; /* one block of backward processes one part: the next part_rows rows */
     double eps;
     /* at most as many as LANES * VECTORS vectors of 16 bytes hold; any number if VECTORS is 0 */
     int columns;
@@ -26,6 +28,25 @@ typedef struct dw_norm_params {
  * for, since each block has sums of its own. */
 #define DW_NORM_BLOCK(lanes) ((lanes) > 128 ? (lanes) : 128)
 #define DW_NORM_BACKWARD_BLOCK(lanes, is_centred) ((lanes) == 32 && (is_centred) ? 384 : 512)
+
+/* Rows that a thread of backward processes at most, one after the other. */
+#define DW_NORM_MOST_ROWS 64
+
+/* Rows that a thread of backward copies to shared memory ahead: up to 3, as far as 84 KiB hold them, which every GPU has
+ * beside the kernel's variables. Then the dynamic shared memory of a block, which is used for the sums of its rows, too. */
+#define DW_NORM_ROW_BYTES(vectors, block) (2 * 16 * (vectors) * (block))
+#define DW_NORM_ROWS_AHEAD(vectors, block)                                                         \
+    (3 * DW_NORM_ROW_BYTES(vectors, block) <= 84 << 10   ? 3                                       \
+     : 2 * DW_NORM_ROW_BYTES(vectors, block) <= 84 << 10 ? 2                                       \
+                                                         : 1)
+#define DW_NORM_SUM_BYTES(lanes, vectors, block, value_bytes)                                      \
+    ((block) / (lanes) / 2 * (lanes) * (vectors) * ((value_bytes) == 8 ? 16 : 32))
+#define DW_NORM_BACKWARD_SHARED(lanes, vectors, block, aligned, value_bytes)                       \
+    ((aligned) && (lanes) > 32 &&                                                                  \
+             DW_NORM_ROWS_AHEAD(vectors, block) * DW_NORM_ROW_BYTES(vectors, block) >              \
+                 DW_NORM_SUM_BYTES(lanes, vectors, block, value_bytes)                             \
+         ? DW_NORM_ROWS_AHEAD(vectors, block) * DW_NORM_ROW_BYTES(vectors, block)                  \
+         : DW_NORM_SUM_BYTES(lanes, vectors, block, value_bytes))
 
 /* Blocks of forward that an SM holds at once, where a row has few registers. */
 #define DW_NORM_FORWARD_BLOCKS(lanes) (1024 / DW_NORM_BLOCK(lanes))

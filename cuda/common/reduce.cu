@@ -22,7 +22,7 @@ typedef element::stored stored;
 typedef element::value value;
 
 #define PER_UNIT ((int)(VECTOR ? DW_REDUCE_VECTOR(sizeof(stored)) : 1))
-#define BATCH DW_REDUCE_BATCH(VECTOR)
+#define BATCH DW_REDUCE_BATCH(COLUMNS, VECTOR)
 #define GROUPS (DW_REDUCE_THREADS / LANES) // of LANES threads in a block
 
 struct alignas(PER_UNIT * sizeof(stored)) unit {
@@ -233,7 +233,8 @@ DEVICE void reduce_tile(const dw_reduce_params &p, long long tile, long long par
 }
 #endif
 
-extern "C" __global__ void __launch_bounds__(DW_REDUCE_THREADS) reduce(const __grid_constant__ dw_reduce_params p) {
+extern "C" __global__ void __launch_bounds__(DW_REDUCE_THREADS, sizeof(kept) > 4 ? 1 : DW_REDUCE_RESIDENT)
+    reduce(const __grid_constant__ dw_reduce_params p) {
     const long long tiles = (p.count + TILE - 1) / TILE;
     for (long long work = blockIdx.x; work < tiles * p.parts; work += gridDim.x) {
         const long long part = SPLIT ? work / tiles : 0, tile = SPLIT ? work % tiles : work;

@@ -24,7 +24,10 @@
 #define DW_REDUCE_VECTOR(bytes) ((bytes) == 1 ? 8 : 16 / (bytes))
 
 /* Loads of a thread in flight, each of a unit. */
-#define DW_REDUCE_BATCH(vector) ((vector) ? 4 : 8)
+#define DW_REDUCE_BATCH(columns, vector) ((vector) && !(columns) ? 4 : 8)
+
+/* Blocks that an SM holds at once where a thread keeps 4 bytes for each result; fewer where it keeps more. */
+#define DW_REDUCE_RESIDENT 4
 
 /* Axes that stay and axes that are reduced, with the operand's strides in elements; each rank is at least 1.
  *

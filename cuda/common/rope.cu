@@ -10,7 +10,7 @@
 // Bytes: one read of x, one write of y; the tables are small and stay in the caches.
 
 #include "rope_params.h"
-#include "tensor_types.cuh"
+#include "rotate.cuh"
 
 typedef element_of<TYPE> element;
 typedef element::stored stored;
@@ -75,7 +75,7 @@ DEVICE void store_pairs(const dw_rope_params &p, const places &at, int head, con
 #pragma unroll
     for (int j = 0; j < 2 * VECTOR; j++) {
         const int other = INTERLEAVED ? j ^ 1 : (j + VECTOR) % (2 * VECTOR);
-        element::store(made[j / VECTOR].x, j % VECTOR, in[j] * of.cosine[j] + in[other] * of.across[j]);
+        element::store(made[j / VECTOR].x, j % VECTOR, rotated(in[j], of.cosine[j], in[other], of.across[j]));
     }
     store_at_once(vector_at(p, DW_ROPE_Y, row, at.first), made[0]);
     store_at_once(vector_at(p, DW_ROPE_Y, row, at.second), made[1]);

@@ -84,7 +84,23 @@ DEVICE void load_vector(const void *row, int column, int columns, value *values)
     for (int j = 0; j < PER_VECTOR; j++) values[j] = element::load(v.x, j);
 }
 
+// Two numbers of 16 bits, rounded to nearest even by one instruction.
+DEVICE unsigned rounded_pair(float low, float high) {
+    unsigned pair;
+    if constexpr (TYPE == DW_ELEMENT_BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 DEVICE void store_vector(void *row, int column, int columns, const value *values) {
+    if constexpr (ALIGNED && sizeof(stored) == 2) {
+        words pairs;
+#pragma unroll
+        for (int j = 0; j < 4; j++) pairs.x[j] = rounded_pair((float)values[2 * j], (float)values[2 * j + 1]);
+        if (has_vector(column, columns)) *(words *)((stored *)row + column) = pairs;
+        return;
+    }
     piece v;
 #pragma unroll
     for (int j = 0; j < PER_VECTOR; j++) element::store(v.x, j, values[j]);

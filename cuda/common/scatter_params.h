@@ -6,8 +6,11 @@
 #include "data_error.h"
 
 #define DW_SCATTER_THREADS 256
-#define DW_SCATTER_TILE 32 /* entries that one group of threads adds up */
-#define DW_SCATTER_BATCH 4 /* addends that a thread reads before it adds the first */
+/* Entries that a block sorts: one of each of its threads. */
+#define DW_SCATTER_RUN 512
+#define DW_SCATTER_TILE 32    /* entries that one group of threads adds up */
+#define DW_SCATTER_BATCH 4    /* addends that a thread reads before it adds the first */
+#define DW_SCATTER_RESIDENT 2 /* blocks of scatter_rows that an SM holds at once */
 
 /* Addends are [outers, count, inners], results [outers, rows, inners], both contiguous.
  *
@@ -28,8 +31,17 @@ typedef struct dw_scatter_params {
         *from; /* entries in workspace: scatter_merge, scatter_rows and scatter_finish read them */
     void *to;  /* scatter_tiles and scatter_merge write them */
     long long run; /* scatter_merge: entries of a sorted run */
-    void *shares;  /* [tiles, outers, 2, inners], of the type that sums have */
-    int lanes;     /* threads side by side, a power of 2 */
+    int ways;      /* scatter_merge: runs that become one, at most 32 */
+    /* scatter_tiles and scatter_merge: pieces of the result, from the first to the one before the last, that are filled
+     * with zeros */
+    long long zeros_from, zeros_to;
+    /* A bit for each row, set if it has addends: scatter_tiles clears all, the last scatter_merge sets them. scatter_rows
+     * fills the other rows, from zero_row on, a multiple of 32. NULL: all zeros have been written. */
+    unsigned *selected;
+    int is_last_merge;
+    long long zero_row;
+    void *shares; /* [tiles, outers, 2, inners], of the type that sums have */
+    int lanes;    /* threads side by side, a power of 2 */
     dw_data_error error;
 } dw_scatter_params;
 

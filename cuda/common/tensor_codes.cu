@@ -41,7 +41,7 @@ typedef unsigned short uint16;
 
 // ---- the largest magnitude ----------------------------------------------------------------------------------
 
-DEVICE void observe(magnitude<TYPE> &m, const vector &x) {
+DEVICE void observe(magnitude<TYPE> &m, const elements &x) {
 #pragma unroll
     for (int i = 0; i < WORDS; i++) m.observe(x.word[i]);
 }
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     unsigned row = first / vectors, at = first % vectors;
     magnitude<TYPE> m = magnitude<TYPE>::none();
     while (row < (unsigned)p.rows) {
-        vector x[LOADS];
+        elements x[LOADS];
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
             x[i] = load_vector<false>(p, p.rows - 1 - (int)row, (int)((vectors - 1 - at) * VECTOR));
@@ -89,7 +89,7 @@ DEVICE unsigned special_code(unsigned bits, unsigned code) {
 
 // The codes of elements i and i + 1, the first in the low byte. A finite number over the scale is at most the format's
 // largest one, up to rounding.
-template <bool SPECIAL> DEVICE unsigned encode(const vector &x, int i, float inverse) {
+template <bool SPECIAL> DEVICE unsigned encode(const elements &x, int i, float inverse) {
     const float low = number(x, i) * inverse, high = number(x, i + 1) * inverse;
     uint16 pair;
     if constexpr (E5M2) asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
@@ -121,11 +121,11 @@ DEVICE void store_turned(const dw_tensor_codes_params &p, const unsigned *tile, 
 }
 
 template <bool SPECIAL>
-DEVICE void store_codes(const dw_tensor_codes_params &p, const tile_place &at, const vector (&x)[EACH], float inverse,
+DEVICE void store_codes(const dw_tensor_codes_params &p, const tile_place &at, const elements (&x)[OWN_ROWS], float inverse,
                         unsigned *tile) {
     const int v = (int)threadIdx.x % ACROSS, column = at.column + v * VECTOR;
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
+    for (int i = 0; i < OWN_ROWS; i++) {
         const int r = (int)threadIdx.x / ACROSS + i * (THREADS / ACROSS);
         const eight_codes made = {encode<SPECIAL>(x[i], 0, inverse) | encode<SPECIAL>(x[i], 2, inverse) << 16,
                                   encode<SPECIAL>(x[i], 4, inverse) | encode<SPECIAL>(x[i], 6, inverse) << 16};
@@ -143,7 +143,7 @@ DEVICE void store_codes(const dw_tensor_codes_params &p, const tile_place &at, c
 }
 
 template <bool SPECIAL>
-DEVICE void store_tiles(const dw_tensor_codes_params &p, vector (&x)[EACH], float inverse, unsigned *tile) {
+DEVICE void store_tiles(const dw_tensor_codes_params &p, elements (&x)[OWN_ROWS], float inverse, unsigned *tile) {
     for (int t = (int)blockIdx.x; t < p.tiles; t += (int)gridDim.x) {
         const tile_place at = place_of(p, t);
         store_codes<SPECIAL>(p, at, x, inverse, tile);
@@ -158,7 +158,7 @@ DEVICE void store_tiles(const dw_tensor_codes_params &p, vector (&x)[EACH], floa
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
     quantize_tensor_codes(const __grid_constant__ dw_tensor_codes_params p) {
     __shared__ alignas(16) unsigned tile[TILE * TILE / 4];
-    vector x[EACH];
+    elements x[OWN_ROWS];
     if ((int)blockIdx.x < p.tiles) load_tile(p, place_of(p, (int)blockIdx.x), x);
     unsigned most = 0;
 #pragma unroll 1

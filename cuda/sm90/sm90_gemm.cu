@@ -20,13 +20,15 @@
 // (sm90_two_levels.cuh). A stage is as long as the blocks of fp8-block: with BLOCKS its sums are multiplied by the two
 // blocks' scales first. With ROW_SCALES each row of A and of B has a scale, else each tensor.
 //
+// Rows of groups may be read and stored by an index (GATHER, SCATTER, WEIGHTS: sm90_gather.cuh).
+//
 // An elementwise program may follow (PROGRAM, sm90_program.cuh), or cross-entropy (LOSS, sm90_loss.cuh). Gradients of
-// other logits may be made beside (BESIDE, sm90_beside.cuh). Rows may have factors, and sums of squares (ROW_FACTORS,
-// ROW_SQUARES, sm90_rows.cuh).
+// other logits may be made beside (BESIDE, sm90_beside.cuh). Several blocks may share the contraction of a tile (SPLIT,
+// sm90_split.cuh). Rows may have factors, and sums of squares (ROW_FACTORS, ROW_SQUARES, sm90_rows.cuh).
 //
 // Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
 // a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
-// (sm90_gemm_params.h), ROW_SCALES.
+// (sm90_gemm_params.h), ROW_SCALES; for rows by an index GATHER, SCATTER, WEIGHTS.
 
 #ifndef CODES_A // elements of 16 bits
 #define CODES_A 0
@@ -52,6 +54,14 @@
 #endif
 #ifndef BESIDE
 #define BESIDE 0
+#endif
+#ifndef SPLIT
+#define SPLIT 0
+#endif
+#ifndef GATHER
+#define GATHER 0
+#define SCATTER 0
+#define WEIGHTS 0
 #endif
 #define SQUARE_A ((BLOCKS & DW_SM90_SQUARE_A) != 0)
 #define SQUARE_B ((BLOCKS & DW_SM90_SQUARE_B) != 0)
@@ -82,22 +92,27 @@
 #define PRODUCT_WIDTH (PROGRAM && WIDTH == 256 ? 128 : WIDTH)
 #define STRIPS ((SWIGLU ? WIDTH / 2 : WIDTH) / 32)  // of 32 columns of D
 
-// Registers of a thread: 168 for each of three warpgroups at first. The loads of scales take more than those of tiles.
-#define MULTIPLIER_REGISTERS (BLOCKS ? 224 : 232)
-#define LOADER_REGISTERS (BLOCKS ? 56 : 40)
+// Registers of a thread: 168 for each of three warpgroups at first, which the three share. Loads of scales, and of many
+// gathered rows, take more than those of tiles, and gradients beside take most.
+#define MANY_LOADS (BLOCKS || GATHER == DW_SM90_GATHER_B)
+#define MULTIPLIER_REGISTERS (BESIDE ? 216 : MANY_LOADS ? 224 : 232)
+#define LOADER_REGISTERS (BESIDE ? 72 : MANY_LOADS ? 56 : 40)
 #define SCALES_BYTES (BLOCKS ? DW_SM90_BLOCK_SCALES_BYTES(TILE_M, TILE_N) : 0) // of a stage
 #define ROW_SCALES_BYTES (ROW_SCALES ? DW_SM90_ROW_SCALES_BYTES(TILE_M, TILE_N) : 0)
 
 #include "group_offsets.cuh"
 #include "group_tiles.cuh"
 
+static_assert(DW_SM90_MULTIPLIERS * MULTIPLIER_REGISTERS + LOADER_REGISTERS <= 168 * (DW_SM90_MULTIPLIERS + 1),
+              "warpgroups would wait for registers that no other gives up");
 static_assert(SPLIT_N || TILE_M % (64 * READERS) == 0, "whole products");
 static_assert((SWIGLU ? WIDTH / 2 : WIDTH) % 32 == 0, "whole strips");
 // Boxes of a turned operand have 64 columns.
 static_assert(!TURNED_B || TILE_COLUMNS % 64 == 0, "whole boxes");
 static_assert(GROUPS != DW_GROUPS_CONTRACTION || (TURNED_A && TURNED_B), "groups are rows of both operands");
 static_assert(GROUPS != DW_GROUPS_ROWS || !TURNED_A, "groups are rows of A");
-static_assert(!TOGETHER || (PARTS == 1 && !F32_OUTPUT && !PROMOTE), "the elements of a tile are kept in registers");
+static_assert(!TOGETHER || (PARTS == 1 && (!F32_OUTPUT || SPLIT) && !PROMOTE), "the elements of a tile are kept in registers");
+static_assert(!SPLIT || (TOGETHER && GROUPS == DW_GROUPS_BATCH && !CODES && !PROGRAM && !LOSS && !BESIDE), "one product");
 static_assert((CODES_A != 0) == (CODES_B != 0) && (!PROMOTE || CODES), "codes are multiplied with codes");
 static_assert(!CODES || !(TURNED_A || TURNED_B || SWIGLU), "wgmma reads codes along the contraction");
 static_assert(!BLOCKS || (PROMOTE && GROUPS == DW_GROUPS_BATCH && STEP == DW_SM90_BLOCK), "a stage has one block");
@@ -108,8 +123,8 @@ static_assert(DW_SM90_GEMM_SHARED_BYTES(TILE_M, TILE_N, STAGES) + STAGES * SCALE
 
 typedef struct shared_layout {
     uint32 stages, bias, full, empty;
-    uint32 lines, handed, taken; // rows of a tile for a program
-    uint32 sums;                 // of its results
+    uint32 lines, handed, taken; // rows of a tile for a program; of strips for D of a loss
+    uint32 sums;                 // of a program's results
     uint32 scales; // of codes: those of blocks, or of rows
     uint32 beside, beside_full;
 } shared_layout;
@@ -119,7 +134,7 @@ DEVICE shared_layout begin_block(const void *memory) {
     s.stages = shared_address(memory); // swizzled memory must start at multiples of 1024
     s.scales = s.stages + STAGES * STAGE_BYTES;
     s.lines = s.scales + STAGES * SCALES_BYTES + ROW_SCALES_BYTES;
-    s.sums = s.lines + (PROGRAM ? 128 * DW_SM90_LINE_BYTES(TILE_N) : 0);
+    s.sums = s.lines + (PROGRAM ? 128 * DW_SM90_LINE_BYTES(TILE_N) : LOSS ? DW_SM90_LOSS_SHARED_BYTES : 0);
     s.bias = s.sums + (PROGRAM_SUMS ? DW_SM90_SUM_BYTES(TILE_COLUMNS) : 0);
     s.full = s.bias + (PROGRAM && !BIAS ? 0 : DW_SM90_BIAS_BYTES(TILE_N));
     s.empty = s.full + 8 * STAGES;
@@ -130,7 +145,7 @@ DEVICE shared_layout begin_block(const void *memory) {
     if (threadIdx.x == 0) {
         for (int i = 0; BESIDE && i < DW_SM90_BESIDE_WARPS * DW_SM90_BESIDE_SLOTS; i++) barrier_init(s.beside_full + 8 * i, 1);
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(s.full + 8 * i, BLOCKS ? 2 : 1);
+            barrier_init(s.full + 8 * i, GATHER ? 129 : BLOCKS ? 2 : 1);
             barrier_init(s.empty + 8 * i, 4 * READERS);
         }
         for (int i = 0; PROGRAM && i < DW_SM90_MULTIPLIERS; i++) {
@@ -145,6 +160,10 @@ DEVICE shared_layout begin_block(const void *memory) {
 
 // ---- tiles ------------------------------------------------------------------------------------------------
 
+#if SPLIT
+#include "sm90_split.cuh"
+#else
+
 // A thread's position in its block's sequence of tiles; must start zeroed.
 typedef struct walk {
     int round, index;
@@ -157,6 +176,7 @@ DEVICE bool next_tile(const dw_sm90_gemm_params &p, walk &w, tile &t) {
     else w.index += gridDim.x;
     return find_tile(p, w.index, w.groups, t);
 }
+#endif
 
 DEVICE int steps_of(const tile &t) { return (t.k + STEP - 1) / STEP; }
 
@@ -173,28 +193,31 @@ DEVICE void load_operand(uint32 to, const tensor_map *map, uint32 full, int at, 
     }
 }
 
-DEVICE void load_tiles(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map_a, const tensor_map *map_b) {
+DEVICE void load_b(const dw_sm90_gemm_params &p, const tensor_map *map, uint32 to, uint32 full, int at, const tile &t) {
+    const int group = GROUPS == DW_GROUPS_CONTRACTION ? 0 : t.group;
+    load_operand<TILE_COLUMNS, TURNED_B>(to, map, full, at, t.column, group);
+    if constexpr (HALVES) load_operand<TILE_COLUMNS, TURNED_B>(to + TILE_COLUMNS * 128, map, full, at, p.n + t.column, group);
+}
+
+[[maybe_unused]] DEVICE void load_tiles(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map_a, const tensor_map *map_b) {
     ring r = {0, 0};
     walk w = {};
     tile t;
     while (next_tile(p, w, t)) {
-        int group_a = GROUPS == DW_GROUPS_BATCH ? t.group : 0, group_b = GROUPS == DW_GROUPS_CONTRACTION ? 0 : t.group;
+        int group_a = GROUPS == DW_GROUPS_BATCH ? t.group : 0;
         for (int step = 0; step < steps_of(t); step++) {
             uint32 full = s.full + 8 * r.stage, a = s.stages + r.stage * STAGE_BYTES, b = a + A_BYTES;
             int at = t.first + step * STEP;
             barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
             barrier_expect(full, STAGE_BYTES);
             load_operand<TILE_M, TURNED_A>(a, map_a, full, at, t.row, group_a);
-            if constexpr (HALVES) {
-                load_operand<TILE_COLUMNS, TURNED_B>(b, map_b, full, at, t.column, group_b);
-                load_operand<TILE_COLUMNS, TURNED_B>(b + TILE_COLUMNS * 128, map_b, full, at, p.n + t.column, group_b);
-            } else {
-                load_operand<TILE_N, TURNED_B>(b, map_b, full, at, t.column, group_b);
-            }
+            load_b(p, map_b, b, full, at, t);
             advance(r, STAGES);
         }
     }
 }
+
+#include "sm90_gather.cuh"
 
 // Passes the stages of a tile of the other warpgroup.
 DEVICE void skip(ring &r, int steps) {
@@ -252,6 +275,7 @@ DEVICE void start_step(const shared_layout &s, const ring &r, const tile &t, int
     barrier_wait(s.full + 8 * r.stage, r.phase);
     if constexpr (GROUPS == DW_GROUPS_CONTRACTION)
         if (t.k - step * STEP < STEP) clear_rows(stage, t.k - step * STEP);
+    if constexpr (GATHER) fence_async_shared(); // cp.async wrote
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < SLICES; i++)
@@ -303,6 +327,12 @@ DEVICE int row_of(const tile &t, int part, int half) {
     return t.row + ((TOGETHER ? (int)threadIdx.x / 128 : part) * 64) + threadIdx.x % 128 / 32 * 16 + lane_index() / 4 + 8 * half;
 }
 
+// The weights of a thread's rows of a part.
+[[maybe_unused]] DEVICE void weights_of(const dw_sm90_gemm_params &p, const tile &t, int part, float *weights) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) weights[half] = weight_of(p, row_of(t, part, half), t.end);
+}
+
 DEVICE long long group_of(const tile &t) { return GROUPS == DW_GROUPS_ROWS ? 0 : t.group; }
 
 DEVICE chunks chunks_of(const dw_sm90_gemm_params &p, const tile &t, int part, const void *matrix, long long group, long long stride) {
@@ -310,9 +340,9 @@ DEVICE chunks chunks_of(const dw_sm90_gemm_params &p, const tile &t, int part, c
     int column = t.column + lane_index() % 4 * 8;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int row = row_of(t, part, half);
-        c.first[half] = (uint16 *)matrix + group_of(t) * group + row * stride + column;
-        c.count[half] = row < t.end ? p.n - column : 0;
+        int row = row_of(t, part, half), stored = stored_row(p, row, t.end);
+        c.first[half] = (uint16 *)matrix + group_of(t) * group + stored * stride + column;
+        c.count[half] = row < t.end && (!SCATTER || stored >= 0) ? p.n - column : 0;
     }
     return c;
 }
@@ -406,9 +436,9 @@ DEVICE void wait_for_row_scales() {
 }
 
 // Computes the thread's numbers of a strip, in the order of the accumulators. `first`: the product's first row in the
-// tile, for scales of rows; `of_rows`: the factors of the thread's two rows.
+// tile, for scales of rows; `of_rows`: the factors of the thread's two rows; `weights`: those of the results.
 DEVICE void finish(const shared_layout &s, float factor, const float *sums, int strip, float *x, int first = 0,
-                   const float *of_rows = nullptr) {
+                   [[maybe_unused]] const float *of_rows = nullptr, [[maybe_unused]] const float *weights = nullptr) {
     float of_a[2];
     if constexpr (ROW_FACTORS)
 #pragma unroll
@@ -436,6 +466,7 @@ DEVICE void finish(const shared_layout &s, float factor, const float *sums, int 
             if constexpr (SWIGLU)
                 x[4 * i + j] = silu(y) * fmaf(factor, sums[from + WIDTH / 4], j % 2 ? element_high(b[1]) : element_low(b[1]));
             else x[4 * i + j] = activate(y);
+            if constexpr (WEIGHTS) x[4 * i + j] *= weights[j / 2];
         }
     }
 }
@@ -456,16 +487,25 @@ DEVICE void pack_words(const float *x, uint32 (*words)[4]) {
         for (int half = 0; half < 2; half++) words[half][i] = pack_elements(x[4 * i + 2 * half], x[4 * i + 2 * half + 1]);
 }
 
+// Rounds a strip: its words are D's elements. With RESIDUAL they are the residual's before.
+DEVICE void round_strip(const shared_layout &s, float factor, const float *sums, int strip, uint32 (*words)[4], int first = 0,
+                        [[maybe_unused]] const float *of_rows = nullptr, [[maybe_unused]] const float *weights = nullptr) {
+    float x[16];
+    finish(s, factor, sums, strip, x, first, of_rows, weights);
+    if constexpr (RESIDUAL) add_words(words, x);
+    pack_words(x, words);
+}
+
 // Stores a strip of F32, of which four threads have 32 contiguous bytes, after adding the residual.
 DEVICE void store_f32_strip(const dw_sm90_gemm_params &p, const tile &t, int part, int strip, float *x) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int row = row_of(t, part, half);
-        float *d = (float *)p.d + group_of(t) * p.group_d + row * p.stride_d;
-        const float *residual = (const float *)p.residual + group_of(t) * p.group_residual + row * p.stride_residual;
+        int row = row_of(t, part, half), stored = stored_row(p, row, t.end);
+        float *d = (float *)p.d + group_of(t) * p.group_d + stored * p.stride_d;
+        const float *residual = (const float *)p.residual + group_of(t) * p.group_residual + stored * p.stride_residual;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int column = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3), count = row < t.end ? p.n - column : 0;
+            int column = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3), count = row < t.end && (!SCATTER || stored >= 0) ? p.n - column : 0;
             float2 v = make_float2(x[4 * i + 2 * half], x[4 * i + 2 * half + 1]);
             if constexpr (RESIDUAL) {
                 if (count >= 2) {
@@ -489,24 +529,23 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
         load_row_factors(p, t, part, of_rows);
         if constexpr (!F32_OUTPUT) d = chunks_of_d(p, t, part);
         if constexpr (!F32_OUTPUT && RESIDUAL) residual = chunks_of_residual(p, t, part);
+        float weights[2];
+        if constexpr (WEIGHTS) weights_of(p, t, part, weights);
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
-            float x[16];
-            uint32 words[2][4];
             if (t.column + 32 * strip >= p.n) continue;
-            if constexpr (!F32_OUTPUT && RESIDUAL) {
-                load_strip(residual, strip, words);
-                if (p.n % 8 != 0) load_incomplete(residual, strip, words);
-            }
-            finish(s, factor, sums[part], strip, x, part * 64, of_rows);
             if constexpr (F32_OUTPUT) {
+                float x[16];
+                finish(s, factor, sums[part], strip, x, part * 64, of_rows, weights);
                 store_f32_strip(p, t, part, strip, x);
             } else {
+                uint32 words[2][4];
                 if constexpr (RESIDUAL) {
+                    load_strip(residual, strip, words);
+                    if (p.n % 8 != 0) load_incomplete(residual, strip, words);
                     transpose_quad(words[0]), transpose_quad(words[1]);
-                    add_words(words, x);
                 }
-                pack_words(x, words);
+                round_strip(s, factor, sums[part], strip, words, part * 64, of_rows, weights);
                 add_squares(p, t, strip, words, squares);
                 store_strip(d, strip, words);
             }
@@ -571,9 +610,44 @@ typedef struct held {
     uint32 words[STRIPS][2][4];
 } held;
 
+#if SPLIT
+DEVICE void load_residual(const chunks &residual, int n, uint32 (*words)[2][4]) {
+#pragma unroll
+    for (int strip = 0; strip < STRIPS; strip++) load_strip(residual, strip, words[strip]);
+    if (n % 8 != 0)
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; strip++) load_incomplete(residual, strip, words[strip]);
+#pragma unroll
+    for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(words[i / 2][i % 2]);
+}
+
+// D in F32: each tile is stored before the next one is multiplied.
+[[maybe_unused]] DEVICE void compute_and_store(const dw_sm90_gemm_params &p, const shared_layout &s) {
+    ring r = {0, 0};
+    walk w = {};
+    tile t;
+    float sums[PARTS][WIDTH / 2];
+    while (next_tile(p, w, t)) {
+        const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
+        int step = 0;
+        if (__shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
+            for (; step < steps; step++) pass_stage(s, r);
+            continue;
+        }
+        if constexpr (BIAS) load_bias(p, s, t);
+        multiply_steps(s, r, t, step, steps, rows, sums);
+        if constexpr (BIAS) __syncwarp();
+        meeting others = begin_meeting(p, w);
+        end_steps(s, r, steps, sums);
+        if (add_parts(p, t, others, sums[0])) store_tile(p, s, t, factor_of(p, t), sums);
+    }
+}
+#endif
+
 // Stores the last tile while multiplying tile t, whose elements it keeps.
-DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
+DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const walk &w, const tile &t,
                                float (*sums)[WIDTH / 2], held &h) {
+    (void)w;
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
     int step = 0;
@@ -584,6 +658,7 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         h.d.count[0] = h.d.count[1] = 0;
         return;
     }
+    constexpr bool EARLY = RESIDUAL && !SPLIT; // a part that does not store D has no residual
     const float factor = factor_of(p, t);
     chunks residual;
     float of_rows[2];
@@ -596,39 +671,50 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
         if (BIAS && strip == 0) load_bias(p, s, t);
         if (ROW_SCALES && strip == 0) load_row_scales(p, s, t);
         store_strip(h.d, strip, h.words[strip]);
-        if constexpr (RESIDUAL) load_strip(residual, strip, h.words[strip]);
+        if constexpr (EARLY) load_strip(residual, strip, h.words[strip]);
     }
-    if (RESIDUAL && p.n % 8 != 0)
+    if (EARLY && p.n % 8 != 0)
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) load_incomplete(residual, strip, h.words[strip]);
     multiply_steps(s, r, t, step, steps, rows, sums);
-    if constexpr (RESIDUAL)
+    if constexpr (EARLY)
 #pragma unroll
         for (int i = 0; i < 2 * STRIPS; i++) transpose_quad(h.words[i / 2][i % 2]);
     h.d = chunks_of_d(p, t, 0);
     row_sums squares = begin_row_sums(t, 0);
+    float weights[2];
+    if constexpr (WEIGHTS) weights_of(p, t, 0, weights);
     if constexpr (BIAS) __syncwarp();
     if constexpr (ROW_SCALES) wait_for_row_scales();
+#if SPLIT
+    meeting others = begin_meeting(p, w);
+#endif
     end_steps(s, r, steps, sums);
+#if SPLIT
+    if (!add_parts(p, t, others, sums[0])) {
+        // A 0 that the compiler does not know: it would repeat all code for a tile behind which nothing is stored.
+        asm volatile("mov.u32 %0, 0;" : "=r"(h.d.count[0]));
+        h.d.count[1] = h.d.count[0];
+        return;
+    }
+    if constexpr (RESIDUAL) load_residual(residual, p.n, h.words);
+#endif
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
-        float x[16];
-        finish(s, factor, sums[0], strip, x, rows, of_rows);
-        if constexpr (RESIDUAL) add_words(h.words[strip], x);
-        pack_words(x, h.words[strip]);
+        round_strip(s, factor, sums[0], strip, h.words[strip], rows, of_rows, weights);
         add_squares(p, t, strip, h.words[strip], squares);
     }
     store_row_sums(p, squares);
 }
 
-DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
+[[maybe_unused]] DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &s) {
     ring r = {0, 0};
     walk w = {};
     tile t;
     float sums[PARTS][WIDTH / 2];
     held h;
     h.d.count[0] = h.d.count[1] = 0;
-    while (next_tile(p, w, t)) multiply_and_store(p, s, r, t, sums, h);
+    while (next_tile(p, w, t)) multiply_and_store(p, s, r, w, t, sums, h);
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) store_strip(h.d, strip, h.words[strip]);
 }
@@ -637,14 +723,22 @@ DEVICE void compute_together(const dw_sm90_gemm_params &p, const shared_layout &
 
 extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1)
     sm90_gemm(const __grid_constant__ tensor_map map_a, const __grid_constant__ tensor_map map_b,
-              const __grid_constant__ dw_sm90_gemm_params p) {
+              const __grid_constant__ dw_sm90_gemm_params p
+#if LOSS
+              , const __grid_constant__ tensor_map map_d
+#endif
+    ) {
     extern __shared__ __align__(1024) uint8 memory[];
     shared_layout s = begin_block(memory);
     if constexpr (GROUPS != DW_GROUPS_BATCH)
         check_offsets(p.offsets, 1, p.groups, GROUPS == DW_GROUPS_ROWS ? p.m : p.k, p.error);
     if (threadIdx.x / 128 == DW_SM90_MULTIPLIERS) {
         registers_down<LOADER_REGISTERS>();
+#if GATHER
+        load_gathered(p, s, &map_a, &map_b);
+#else
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b);
+#endif
 #if BLOCKS
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS + 1) load_scales(p, s);
 #endif
@@ -662,7 +756,7 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
 #elif LOSS
     } else {
         registers_up<232>();
-        compute_for_loss(p, s);
+        compute_for_loss(p, s, &map_d);
     }
 #else
     } else {
@@ -670,10 +764,15 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
 #if PROMOTE
         compute_in_two_levels(p, s);
 #else
+#if SPLIT && OUTPUT == DW_GEMM_OUTPUT_F32
+        compute_and_store(p, s);
+#else
         if constexpr (TOGETHER) compute_together(p, s);
         else compute_in_turn(p, s);
 #endif
-        if constexpr (GROUPS == DW_GROUPS_ROWS) store_rest<F32_OUTPUT, RESIDUAL>(p, 128 * DW_SM90_MULTIPLIERS);
+#endif
+        if constexpr (SCATTER) scatter_rest(p, 128 * DW_SM90_MULTIPLIERS);
+        else if constexpr (GROUPS == DW_GROUPS_ROWS) store_rest<F32_OUTPUT, RESIDUAL>(p, 128 * DW_SM90_MULTIPLIERS);
     }
 #endif
 }

@@ -5,13 +5,29 @@
 
 #include "common/data_error.h"
 #include "common/gemm_groups.h"
+#include "sm90_gather_params.h"
 #include "sm90_loss_params.h"
+#include "sm90_rope_params.h"
 
 /* An elementwise program behind a GEMM (sm90_program.cuh): at most so many operands beside D, vectors with an element for
  * each row, and results. */
 #define DW_SM90_MOST_OPERANDS 3
 #define DW_SM90_MOST_VECTORS 2
 #define DW_SM90_MOST_RESULTS 4
+
+/* Tiles whose contraction several blocks share (sm90_split.cuh). */
+typedef struct dw_sm90_split {
+    int alone;                 /* the first tiles, with a block each: whole rounds of the grid */
+    int blocks;                /* that share the steps of all others, which are at least as many */
+    int share, rest;           /* the number of these steps, divided by that of the blocks */
+    int order;                 /* of tiles: DW_SM90_BANDS, ... */
+    unsigned long long mark;   /* not 0 */
+    float *sums;               /* of a tile, for each of the blocks */
+    unsigned long long *flags; /* two for each of the blocks */
+} dw_sm90_split;
+enum { DW_SM90_BANDS, DW_SM90_ALONG_M, DW_SM90_ALONG_N };
+#define DW_SM90_SPLIT_SUMS_BYTES(tile_m, tile_n, blocks) ((size_t)(blocks) * (tile_m) * (tile_n)*4)
+#define DW_SM90_SPLIT_FLAGS_BYTES(blocks) ((size_t)(blocks)*2 * 8)
 
 typedef struct dw_sm90_gemm_params {
     /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, or of each half of it (PROGRAM_HALVES),
@@ -42,7 +58,13 @@ typedef struct dw_sm90_gemm_params {
     const void *vectors[DW_SM90_MOST_VECTORS];
     long long result_strides[DW_SM90_MOST_RESULTS], operand_strides[DW_SM90_MOST_OPERANDS],
         vector_strides[DW_SM90_MOST_VECTORS];
-    dw_sm90_loss loss; /* with LOSS; D may be NULL if it is for statistics */
+    /* Of programs that draw random numbers: seed and offset, so many words apart. */
+    const long long *random_key;
+    long long random_key_stride;
+    dw_sm90_rope rope;     /* with PROGRAM_ROPE */
+    dw_sm90_split split;   /* with SPLIT */
+    dw_sm90_loss loss;     /* with LOSS; D may be NULL if it is for statistics */
+    dw_sm90_gather gather; /* with GATHER, SCATTER or WEIGHTS */
     /* Partial sums of results' columns (PROGRAM_SUMS): n F32 for each tile of rows, or NULL. */
     float *sums[DW_SM90_MOST_RESULTS];
     const float *row_factors; /* m, with ROW_FACTORS */
@@ -94,7 +116,8 @@ typedef struct dw_sm90_row_squares_params {
 /* F32 scales of the blocks of a stage's rows of A and of B. */
 #define DW_SM90_BLOCK_SCALES_BYTES(tile_m, tile_n) (((tile_m) + (tile_n)) * 4)
 /* F32 scales of a tile's columns, then of 64 or 128 rows, for each warp. */
-#define DW_SM90_ROW_SCALES_BYTES(tile_m, tile_n) (DW_SM90_MULTIPLIERS * 4 * ((tile_n) + (tile_m)) * 4)
+#define DW_SM90_ROW_SCALES_BYTES(tile_m, tile_n)                                                   \
+    (DW_SM90_MULTIPLIERS * 4 * ((tile_n) + (tile_m)) * 4)
 
 /* Elements of the contraction in a stage of codes of FP8, 128 bytes, too, and of a block of fp8-block. */
 #define DW_SM90_CODES_STEP 128

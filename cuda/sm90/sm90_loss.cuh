@@ -62,27 +62,30 @@ DEVICE int first_column(const held &h, int strip) { return h.column + 32 * strip
 // Whether the thread has the element `distance` columns behind its first one in a strip.
 DEVICE bool has_element(int distance) { return (unsigned)distance < 32 && (distance & 6) == 0; }
 
-// Stores a strip. Rows of whole vectors need no loop over elements, which are stored as the thread has them in a strip that
-// ends, or whose rows begin anywhere.
-DEVICE void store_unit(const dw_sm90_gemm_params &p, held &h, int strip) {
-    const int column = h.column + 32 * strip;
-    uint16 *const line = (uint16 *)p.d + h.row * p.stride_d + column;
-    if (p.n - column >= 32 && !p.loss.unaligned) {
+// Where the 16 rows of a warp have a strip on its way to memory: rows of 64 bytes in TMA's swizzle of 64, two strips in turn.
+DEVICE uint32 warp_strip(const shared_layout &s, int strip) {
+    return s.lines + (threadIdx.x / 32 * DW_SM90_LOSS_STRIPS + strip % DW_SM90_LOSS_STRIPS) * DW_SM90_LOSS_STRIP_BYTES;
+}
+
+// Stores a strip by TMA, which leaves out what is outside of D. So the warp neither exchanges elements nor looks for edges.
+DEVICE void store_unit(const shared_layout &s, const tensor_map *map, const held &h, int strip) {
+    const uint32 to = warp_strip(s, strip);
+    const int lane = lane_index();
+    if (lane == 0) bulk_wait_read<DW_SM90_LOSS_STRIPS - 1>();
+    __syncwarp();
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            uint32 *const words = h.words[strip][half];
-            transpose_quad(words);
-            if (h.row + 8 * half < h.end)
-                *(uint4 *)(line + half * 8 * p.stride_d + lane_index() % 4 * 8) = make_uint4(words[0], words[1], words[2], words[3]);
-        }
-        return;
+    for (int half = 0; half < 2; half++) {
+        const int row = 8 * half + lane % 8, chunk = lane / 8;
+        const uint32 *const words = h.words[strip][half];
+        store_matrices(to + row * 64 + ((chunk ^ (row / 2 & 3)) << 4), words[0], words[1], words[2], words[3]);
     }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int half = i / 4, at = 8 * (i % 4) + 2 * (lane_index() & 3), left = h.row + 8 * half < h.end ? p.n - column - at : 0;
-        const uint32 word = h.words[strip][half][i % 4];
-        if (left > 0) line[half * 8 * p.stride_d + at] = (uint16)word;
-        if (left > 1) line[half * 8 * p.stride_d + at + 1] = (uint16)(word >> 16);
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0) {
+        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64)map), "r"(to),
+                     "r"(h.column + 32 * strip), "r"(h.row)
+                     : "memory");
+        bulk_commit();
     }
 }
 
@@ -178,7 +181,7 @@ DEVICE void store_targets(const dw_sm90_gemm_params &p, const held &h, int strip
     }
 }
 
-DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
+DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map, held &h, int unit) {
     if (h.end == 0) return;
     if (unit == 0) begin_statistics(p, h);
     float part[2][2] = {};
@@ -194,33 +197,29 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
     if (__any_sync(0xffffffff, has_element(h.target[0] - column) || has_element(h.target[1] - column))) store_targets(p, h, unit);
     if (p.loss.logit_sums) add_logits(p, h, unit);
     if (unit == UNITS - 1) end_statistics(p, h);
-    if (p.d) store_unit(p, h, unit);
+    if (p.d) store_unit(s, map, h, unit);
 }
 
 #else
 
-DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
+// Replaces a strip's logits by their gradients; 0 in rows that are ignored, whatever their logits.
+DEVICE void replace_words(const dw_sm90_loss &l, held &h, int strip, int column, bool has_targets) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const dw_sm90_loss_row &r = h.rows[i % 2];
+        uint32 *const word = &h.words[strip][i % 2][i / 2];
+        const uint32 gradients = gradients_of(l, r, *word, has_targets ? r.target - column - i / 2 * 8 : -1);
+        *word = r.target == DW_SM90_LOSS_IGNORED ? 0 : gradients;
+    }
+}
+
+DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map, held &h, int unit) {
     if (h.end == 0) return;
     const int column = p.loss.first + first_column(h, unit);
-    bool special = false; // rows that are ignored, or whose targets are here
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-        special |= has_element(h.rows[half].target - column) || h.rows[half].target == DW_SM90_LOSS_IGNORED;
-    if (__any_sync(0xffffffff, special)) {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            const dw_sm90_loss_row &r = h.rows[i % 2];
-            uint32 *const word = &h.words[unit][i % 2][i / 2];
-            *word = r.target == DW_SM90_LOSS_IGNORED ? 0 : gradients_of(p.loss, r, *word, r.target - column - i / 2 * 8);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            uint32 *const word = &h.words[unit][i % 2][i / 2];
-            *word = gradients_of(p.loss, h.rows[i % 2], *word, -1);
-        }
-    }
-    store_unit(p, h, unit);
+    if (__any_sync(0xffffffff, has_element(h.rows[0].target - column) || has_element(h.rows[1].target - column)))
+        replace_words(p.loss, h, unit, column, true);
+    else replace_words(p.loss, h, unit, column, false);
+    store_unit(s, map, h, unit);
 }
 
 #endif
@@ -232,8 +231,8 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, held &h, int unit) {
 DEVICE int steps_before(int unit, int steps) { return ((unit + 1) * steps + UNITS - 1) / UNITS; }
 
 // Finishes the last tile while multiplying tile t, whose elements it keeps.
-DEVICE void multiply_and_finish(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const tile &t,
-                                float (*sums)[WIDTH / 2], held &h) {
+DEVICE void multiply_and_finish(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map, ring &r,
+                                const tile &t, float (*sums)[WIDTH / 2], held &h) {
     // The compiler must see that all threads of a warp have the same.
     const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0);
     const float factor = factor_of(p, t);
@@ -243,21 +242,17 @@ DEVICE void multiply_and_finish(const dw_sm90_gemm_params &p, const shared_layou
     for (int unit = 0; unit < UNITS; unit++) {
         multiply_steps(s, r, t, step, steps_before(unit, steps), rows, sums);
         if (BIAS && unit == 0) load_bias(p, s, t);
-        finish_unit(p, h, unit);
+        finish_unit(p, s, map, h, unit);
     }
     multiply_steps(s, r, t, step, steps, rows, sums);
     hold(p, t, h);
     if constexpr (BIAS) __syncwarp();
     end_steps(s, r, steps, sums);
 #pragma unroll
-    for (int strip = 0; strip < STRIPS; strip++) {
-        float x[16];
-        finish(s, factor, sums[0], strip, x);
-        pack_words(x, h.words[strip]);
-    }
+    for (int strip = 0; strip < STRIPS; strip++) round_strip(s, factor, sums[0], strip, h.words[strip]);
 }
 
-DEVICE void compute_for_loss(const dw_sm90_gemm_params &p, const shared_layout &s) {
+DEVICE void compute_for_loss(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map) {
     ring r = {0, 0};
     walk w = {};
     tile t;
@@ -267,8 +262,9 @@ DEVICE void compute_for_loss(const dw_sm90_gemm_params &p, const shared_layout &
     for (bool more = true; more;) {
         more = next_tile(p, w, t);
         if (!more) t.k = t.end = 0; // a tile without rows, which finishes the last one: a second copy of the units would be long
-        multiply_and_finish(p, s, r, t, sums, h);
+        multiply_and_finish(p, s, map, r, t, sums, h);
     }
+    if (lane_index() == 0) bulk_wait_read<0>();
 }
 
 static_assert(TOGETHER && !RESIDUAL && !SWIGLU && !CODES && GROUPS == DW_GROUPS_BATCH, "what a loss follows");

@@ -17,6 +17,13 @@ typedef struct dw_sm90_loss_row {
 } dw_sm90_loss_row;
 #define DW_SM90_LOSS_IGNORED (-(1 << 30) - 1) /* less a class, still a 32-bit integer */
 
+/* A warp has so many strips of 16 rows and 32 columns of D on their way to memory. */
+#define DW_SM90_LOSS_STRIPS 2
+#define DW_SM90_LOSS_STRIP_COLUMNS 32
+#define DW_SM90_LOSS_STRIP_ROWS 16
+#define DW_SM90_LOSS_STRIP_BYTES (DW_SM90_LOSS_STRIP_ROWS * DW_SM90_LOSS_STRIP_COLUMNS * 2)
+#define DW_SM90_LOSS_SHARED_BYTES (8 * DW_SM90_LOSS_STRIPS * DW_SM90_LOSS_STRIP_BYTES)
+
 /* Slots of pieces of rows beside a GEMM. */
 #define DW_SM90_BESIDE_WARPS 3
 #define DW_SM90_BESIDE_SLOTS 5
@@ -29,7 +36,6 @@ typedef struct dw_sm90_loss {
      * sum of logits; [row] the target's logit, written if the target is a class. */
     const long long *target;
     float *largest, *sums, *logit_sums, *at_target;
-    int unaligned; /* D's rows are no multiples of 16 bytes */
     /* Gradient */
     const dw_sm90_loss_row *rows;
     float hit;

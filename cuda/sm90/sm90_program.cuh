@@ -8,12 +8,27 @@
 // memory, and go on with the next tile. A thread of the program's warpgroup takes units of eight elements, PROGRAM_TOGETHER
 // at a time: loads of operands for the next units are in flight while it computes, and a warp reads and writes whole
 // rows. Vectors have one element for each row.
+//
+// With PROGRAM_DRAWS the program draws random numbers: run_program() also gets the key and the number of the unit's first
+// element in the tensor. With PROGRAM_ROPE, rotary position embedding takes the program's place (sm90_program_rope.cuh).
 #ifndef DW_SM90_PROGRAM_CUH
 #define DW_SM90_PROGRAM_CUH
 
 #if PROGRAM
 
+#ifndef PROGRAM_DRAWS
+#define PROGRAM_DRAWS 0
+#endif
+#ifndef PROGRAM_ROPE
+#define PROGRAM_ROPE 0
+#endif
 #define PARTS_OF_D (1 + PROGRAM_HALVES)
+// Parts of D that a unit reads in shared memory.
+#if PROGRAM_ROPE && !ROPE_INTERLEAVED
+#define PARTS_READ 2
+#else
+#define PARTS_READ PARTS_OF_D
+#endif
 #define LINE_BYTES DW_SM90_LINE_BYTES(TILE_N)
 #define ROW_UNITS (TILE_COLUMNS / 8)
 #define SHARE_UNITS (64 * ROW_UNITS / 128) // of a thread, in the rows of one warpgroup
@@ -38,11 +53,9 @@ DEVICE void hand_over(const dw_sm90_gemm_params &p, const shared_layout &s, cons
     barrier_wait(s.taken + 8 * half, phase ^ 1);
 #pragma unroll
     for (int strip = 0; strip < STRIPS; strip++) {
-        float x[16];
         uint32 words[2][4];
         if (!rows) break;
-        finish(s, factor, sums[0], strip, x);
-        pack_words(x, words);
+        round_strip(s, factor, sums[0], strip, words);
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -99,6 +112,19 @@ typedef struct loaded {
     uint16 vectors[PROGRAM_VECTORS + 1];
 } loaded;
 
+DEVICE void store_eight(void *matrix, int row, int stride, int column, int count, const uint32 *words) {
+    uint16 *line = (uint16 *)matrix + (long long)row * stride + column;
+    if constexpr (!PROGRAM_WHOLE) store_row_chunk(line, count, words);
+    else if (count > 0) *(uint4 *)line = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+#if PROGRAM_ROPE
+#include "sm90_program_rope.cuh"
+#else
+
+// The tile's column of the elements of part `part` that a unit at column `at` computes from.
+DEVICE int column_of_part(int at, int part) { return part * TILE_COLUMNS + at; }
+
 DEVICE void load_unit(const dw_sm90_gemm_params &p, const unit &u, loaded &to) {
     if (u.count <= 0) return;
 #pragma unroll
@@ -116,20 +142,22 @@ DEVICE void load_unit(const dw_sm90_gemm_params &p, const unit &u, loaded &to) {
         to.vectors[i] = ((const uint16 *)p.vectors[i])[u.row * p.vector_strides[i]];
 }
 
-DEVICE void store_eight(void *matrix, int row, int stride, int column, int count, const uint32 *words) {
-    uint16 *line = (uint16 *)matrix + (long long)row * stride + column;
-    if constexpr (!PROGRAM_WHOLE) store_row_chunk(line, count, words);
-    else if (count > 0) *(uint4 *)line = make_uint4(words[0], words[1], words[2], words[3]);
-}
-
 #include "sm90_program_sums.cuh"
 
 // Runs the program for a unit whose elements of D, or of its halves, are `in`.
-DEVICE void finish_unit(const dw_sm90_gemm_params &p, const unit &u, elements *in, const loaded &from, elements *out) {
-    uint32 words[4];
+DEVICE void compute_unit(const dw_sm90_gemm_params &p, const unit &u, elements *in, const loaded &from, elements *out) {
 #pragma unroll
     for (int i = 0; i < PROGRAM_OPERANDS; i++) in[PARTS_OF_D + i] = from.operands[i];
+#if PROGRAM_DRAWS
+    const random_key key = load_key((long long)p.random_key, p.random_key_stride);
+    run_program(in, from.vectors, out, key, (unsigned long long)u.row * p.n + u.column);
+#else
     run_program(in, from.vectors, out);
+#endif
+}
+
+DEVICE void store_unit(const dw_sm90_gemm_params &p, const unit &u, const elements *in, const elements *out) {
+    uint32 words[4];
 #pragma unroll
     for (int i = 0; i < PARTS_OF_D; i++) {
         memcpy(words, &in[i], sizeof words);
@@ -142,6 +170,8 @@ DEVICE void finish_unit(const dw_sm90_gemm_params &p, const unit &u, elements *i
     }
 }
 
+#endif
+
 // D is 0 in rows behind the last group (group_tiles.cuh), and the program's results follow from that.
 DEVICE void finish_rest(const dw_sm90_gemm_params &p) {
     const long long first = max(p.offsets[p.groups], 0), across = (p.n + 7) / 8, count = (p.m - first) * across;
@@ -151,7 +181,8 @@ DEVICE void finish_rest(const dw_sm90_gemm_params &p) {
         elements in[PARTS_OF_D + PROGRAM_OPERANDS] = {}, out[PROGRAM_RESULTS];
         loaded from = {};
         load_unit(p, u, from);
-        finish_unit(p, u, in, from, out);
+        compute_unit(p, u, in, from, out);
+        store_unit(p, u, in, out);
     }
 }
 
@@ -175,16 +206,17 @@ DEVICE void load_turn(const dw_sm90_gemm_params &p, const tile &t, int first, tu
 DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t, int first, uint32 phase,
                         turn &next, column_sums &sums) {
     const int half = first / SHARE_UNITS;
-    elements in[PROGRAM_TOGETHER][PARTS_OF_D + PROGRAM_OPERANDS];
+    elements in[PROGRAM_TOGETHER][PARTS_READ + PROGRAM_OPERANDS], out[PROGRAM_TOGETHER][PROGRAM_RESULTS];
     const turn now = next;
     if (first % SHARE_UNITS == 0) barrier_wait(s.handed + 8 * half, phase);
 #pragma unroll
     for (int j = 0; j < PROGRAM_TOGETHER; j++)
 #pragma unroll
-        for (int part = 0; part < PARTS_OF_D; part++) {
+        for (int part = 0; part < PARTS_READ; part++) {
             uint4 v = make_uint4(0, 0, 0, 0); // a warpgroup without rows of the tile has written nothing
             const unit &u = now.units[j];
-            if (u.count > 0) v = shared_load16(s.lines + u.line * LINE_BYTES + (part * TILE_COLUMNS + u.at) * 2);
+            const uint32 at = s.lines + u.line * LINE_BYTES + column_of_part(u.at, part) * 2;
+            if (u.count > 0) v = shared_load16(at);
             memcpy(&in[j][part], &v, sizeof v);
         }
     load_turn(p, t, first + TURNS_AHEAD * PROGRAM_TOGETHER, next);
@@ -192,11 +224,13 @@ DEVICE void finish_turn(const dw_sm90_gemm_params &p, const shared_layout &s, co
         __syncwarp();
         if (lane_index() == 0) barrier_arrive(s.taken + 8 * half);
     }
+    // All units before the first store: instructions of one unit wait for each other, and a warp has its scheduler alone.
+#pragma unroll
+    for (int j = 0; j < PROGRAM_TOGETHER; j++) compute_unit(p, now.units[j], in[j], now.from[j], out[j]);
 #pragma unroll
     for (int j = 0; j < PROGRAM_TOGETHER; j++) {
-        elements out[PROGRAM_RESULTS];
-        finish_unit(p, now.units[j], in[j], now.from[j], out);
-        add_unit(sums, j, now.units[j], out);
+        store_unit(p, now.units[j], in[j], out[j]);
+        add_unit(sums, j, now.units[j], out[j]);
     }
     pass_units(sums, PROGRAM_TOGETHER);
 }

@@ -53,6 +53,12 @@ DW_API dw_status dw_gemm_explain(const dw_gemm *call, const char *target, char *
  * "use"}]. Free *json with dw_text_free. */
 DW_API dw_status dw_gpu_kernels(char **json);
 
+/* Lists the products of linear layers that Deepwell's sm90_gemm was measured to compute faster than cuBLASLt on the calling
+ * thread's GPU, and therefore computes, as JSON: {"gpu": name or null if there is none, "faster": [{"m", "n", "k", "dtype",
+ * "a_across", "b_across": whether an operand's rows run across k, "bias", "cublaslt_seconds", "deepwell_seconds"}]}.
+ * Measurements by another version of Deepwell are left out. Free *json with dw_text_free. */
+DW_API dw_status dw_gemm_measured(char **json);
+
 /* Writes the class of shapes that share a measurement: dtype, head dimension, ratio of heads, kind of mask, features,
  * and the lengths and the total number of heads rounded to powers of 2. The text is truncated to `bytes`.
  * DW_INVALID_ARGUMENT, DW_SHAPE, DW_TYPE: the call is inconsistent. */

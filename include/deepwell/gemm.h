@@ -82,7 +82,7 @@ typedef struct dw_gemm {
      * `struct_size` may end before this member, which means NULL. */
     const char *kernel;
     /* dw_gemm_workspace() bytes of device memory, aligned to 256 bytes. The call uses it until its work is done. It
-     * needs no initial contents. */
+     * needs no initial contents. Deepwell's own kernels also run without it. */
     void *workspace;
     size_t workspace_bytes;
 
@@ -116,9 +116,11 @@ DW_API dw_status dw_gemm_run(const dw_gemm *call);
  * kernel if necessary. */
 DW_API dw_status dw_gemm_supported(const dw_gemm *call);
 
-/* Bytes of workspace that the call needs; 0 for Deepwell's own kernels unless there are row_squares. Depends on the
- * sizes, the kernel and the GPU. Pointers as above. Fails as dw_gemm_supported does, except that it compiles and
- * checks nothing. */
+/* Bytes of workspace that the call needs. Depends on the sizes, the kernel and the GPU. For Deepwell's own kernels it is 0,
+ * but for those of compute capability 9.0 in two cases. With row_squares the call fails without as many bytes. Where several
+ * blocks share the contraction of a tile of D, which is faster if D has few tiles, they compute the call without sharing if
+ * there is no workspace of as many bytes. Results with and without differ in their last bits, and each has the same bits in
+ * every run. Pointers as above. Fails as dw_gemm_supported does, except that it compiles and checks nothing. */
 DW_API dw_status dw_gemm_workspace(const dw_gemm *call, size_t *bytes);
 
 /* ---- grouped GEMM ---------------------------------------------------------------------------------------- */
@@ -162,7 +164,10 @@ DW_API dw_status dw_grouped_gemm_workspace(const dw_grouped_gemm *call, size_t *
  *     gradient of A        D_g (rows x n) = A_g (rows x k) B_g        plain_b 1, B_g k x n: A is the gradient of D
  *     gradient of B        D_g (k x n)    = A_g^T B_g                 contraction 1, A rows x k, B rows x n
  *
- * All matrices are contiguous, those of the groups one after the other. Fill it with zeros first. */
+ * All matrices are contiguous, those of the groups one after the other. Fill it with zeros first.
+ *
+ * On an H100 or H200 rows may be read and stored by an index, so that tokens need not be copied to the experts that they
+ * chose, which saves the memory of the copies (docs/gemm.md says what it costs). */
 typedef struct dw_segment_gemm {
     size_t struct_size;      /* sizeof(dw_segment_gemm) */
     const dw_device *device; /* NULL: "cuda" */
@@ -180,6 +185,19 @@ typedef struct dw_segment_gemm {
      * "segment_linear" (any type, without tensor cores, on each GPU with Deepwell's kernels). NULL: the first of these
      * that supports the call. */
     const char *kernel;
+
+    /* Rows by an index, for "sm90_segment" alone. `struct_size` may end before this member; there is then no index. Each
+     * array is in device memory, or NULL, and has `rows` elements. Of a wrong index, A's or B's row counts as zeros, and
+     * D's row is not stored. */
+    /* Row r of the groups is row rows_in[r] of A, or with rows_in_of_b of B. */
+    const int32_t *rows_in;
+    int64_t rows_in_count; /* rows of that matrix, 1 to 2^30; n and k must be multiples of 8 */
+    int rows_in_of_b;      /* with `contraction` alone */
+    /* Without `contraction`: row r of the groups is stored as row rows_out[r] of D. All are below `rows`; rows of D that
+     * none names are not written. */
+    const int32_t *rows_out;
+    /* Without `contraction`: row r of D is multiplied by weights[r], of `dtype`, before it is rounded. */
+    const void *weights;
 } dw_segment_gemm;
 
 /* Runs the GEMMs. The call is asynchronous, as dw_gemm_run, and needs no workspace. DW_INVALID_ARGUMENT, DW_SHAPE,

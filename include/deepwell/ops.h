@@ -123,21 +123,26 @@
  *                                         place s, place is its inverse, and group e has the places offsets[e]
  *                                         to offsets[e+1]. R is below 2^31. A group outside [0,E) is an error
  *                                         at run time. No gradient
- *  segment_linear(x [R,K], w [E,N,K], offsets i32 [E+1], b? [E,N]; transpose_w=1) -> [R,N]
+ *  segment_linear(x [R,K], w [E,N,K], offsets i32 [E+1], b? [E,N], rows? i32 [R], places? i32 [R],
+ *      weights? [R]; transpose_w=1) -> [R,N]
  *                                         multiplies the rows of group e by matrix e: y[r] = w[e] x[r] + b[e] for
  *                                         offsets[e] <= r < offsets[e+1]; w is [E,K,N] with transpose_w=0. Offsets
  *                                         begin with 0, and none is below the one before. The last may be less than
  *                                         R: rows behind it are not multiplied, and y[r] is 0. Its dx is a
- *                                         segment_linear of dy with the other transpose_w
+ *                                         segment_linear of dy with the other transpose_w. With rows, x is [T,K],
+ *                                         and its row rows[r] stands for x[r]; one outside of x is an error at run
+ *                                         time. With weights, y[r] is multiplied by weights[r] before it is rounded.
+ *                                         With places, row r is stored as y[places[r]]; they are 0 to R-1, each once
  *  quantized_segment_linear(x [R,K], w [E,N,K], offsets i32 [E+1], b? [E,N]; forward_x, forward_w, dgrad_dy, dgrad_w,
  *      transpose_w=1) -> [R,N]            a segment_linear whose matmuls, forward and for dx, have quantized operands
  *                                         and F32 results, as quantized_linear. The schemes are those of FP8 with one
  *                                         scale for a tensor, of w for all its matrices. dw is segment_linear's
- *  segment_linear_backward_weight(x [R,M], y [R,N], offsets i32 [E+1]) -> [E,M,N]     for each e the sum of the
- *                                         outer products x[r] y[r]^T over the rows of group e; zeros for a group
+ *  segment_linear_backward_weight(x [R,M], y [R,N], offsets i32 [E+1], x_rows? i32 [R], y_rows? i32 [R])
+ *      -> [E,M,N]                         for each e the sum of the outer products x[r] y[r]^T over the rows of group e; zeros for a group
  *                                         without rows. dw of segment_linear has x = dy and y = x, or with
  *                                         transpose_w=0 x = x and y = dy. A kernel for GPUs of both operations
- *                                         gets offsets in device memory alone: the host knows R and E
+ *                                         gets offsets in device memory alone: the host knows R and E. x_rows and
+ *                                         y_rows are as rows of segment_linear
  *  spread_rows(x [T,H], place i32 [T,k], w? [T,k]) -> [T*k,H]     copies row t to k places, times its weights:
  *                                         y[place[t,j]] = w[t,j] x[t]. place has each of 0 to T*k-1 once
  *                                         (group_rows', reshaped); one outside is an error at run time. w has x's

@@ -106,10 +106,10 @@ class CompiledOp:
     """One instruction of an engine's plan.
 
     op: the graph's operation; name: its result in the graph. phase: "forward" or "backward". kernel: the kernel's name,
-    and epilogue: the elementwise kernel in the same instruction, or None. precision: of the computation ("fp32",
-    "bf16"), or the format of the operands ("mxfp8"). module: dotted path, layer: its number, region: "embed", "attn",
-    "mlp", "norm", "router", "experts", "head", "loss"; None where the graph has none. inputs, outputs: (type, shape).
-    flops: of the operation. bytes: that it reads and writes. stream_id: of the device; an engine has one stream, 0.
+    and epilogue: that of elementwise operations or rope in the same instruction, or None. precision: of the computation
+    ("fp32", "bf16"), or the format of the operands ("mxfp8"). module: dotted path, layer: its number, region: "embed",
+    "attn", "mlp", "norm", "router", "experts", "head", "loss"; None where the graph has none. inputs, outputs: (type,
+    shape). flops: of the operation. bytes: that it reads and writes. stream_id: of the device; an engine has one stream, 0.
     predicted_ms: by the cost model, whose origin is predicted_from; None where it has none, as on a CPU. measured_ms:
     mean time of engine.profile; None before.
     """

@@ -374,7 +374,7 @@ done:
 
 typedef struct placed_segments {
     const dw_segment_gemm *call;
-    void *a, *b, *d, *offsets;
+    void *a, *b, *d, *offsets, *rows_in, *rows_out, *weights;
 } placed_segments;
 
 static dw_status run_segments(const void *context) {
@@ -384,6 +384,9 @@ static dw_status run_segments(const void *context) {
     call.b = p->b;
     call.d = p->d;
     call.offsets = p->offsets;
+    call.rows_in = p->rows_in;
+    call.rows_out = p->rows_out;
+    call.weights = p->weights;
     return dw_segment_gemm_run(&call);
 }
 
@@ -391,18 +394,32 @@ static dw_status run_segments_staged(const dw_segment_gemm *c) {
     const size_t in = dw_dtype_bytes(c->dtype), out = dw_dtype_bytes(c->output),
                  rows = (size_t)c->rows, groups = (size_t)c->groups, n = (size_t)c->n,
                  k = (size_t)c->k;
-    placed_segments p = {c, (void *)c->a, (void *)c->b, c->d, (void *)c->offsets};
-    operand all[] = {
-        {&p.a, rows * k * in, false, NULL},
-        {&p.b, (c->contraction ? rows : groups * k) * n * in, false, NULL},
+    const size_t given = (size_t)c->rows_in_count,
+                 rows_a = c->rows_in && !c->rows_in_of_b ? given : rows,
+                 rows_b = c->rows_in && c->rows_in_of_b ? given : rows;
+    placed_segments p = {c,
+                         (void *)c->a,
+                         (void *)c->b,
+                         c->d,
+                         (void *)c->offsets,
+                         (void *)c->rows_in,
+                         (void *)c->rows_out,
+                         (void *)c->weights};
+    operand all[7] = {
+        {&p.a, rows_a * k * in, false, NULL},
+        {&p.b, (c->contraction ? rows_b : groups * k) * n * in, false, NULL},
         {&p.offsets, (groups + 1) * sizeof(int32_t), false, NULL},
         {&p.d, (c->contraction ? groups * k : rows) * n * out, true, NULL},
     };
-    return run_staged(c->device, all, sizeof all / sizeof all[0], run_segments, &p);
+    size_t count = 4;
+    if (p.rows_in) all[count++] = (operand){&p.rows_in, rows * sizeof(int32_t), false, NULL};
+    if (p.rows_out) all[count++] = (operand){&p.rows_out, rows * sizeof(int32_t), false, NULL};
+    if (p.weights) all[count++] = (operand){&p.weights, rows * in, false, NULL};
+    return run_staged(c->device, all, count, run_segments, &p);
 }
 
-/* segment_gemm(device, dtype, f32_output, contraction, plain_b, (rows, groups, n, k), offsets, a, b, d, stream, kernel) ->
- * (name of the kernel that computed it, None), or (None, the reason why no kernel supports it). `dtype`: 0 BF16, 1 F16, 2
+/* segment_gemm(device, dtype, f32_output, contraction, plain_b, (rows, groups, n, k), offsets, a, b, d, stream, kernel,
+ * (rows_in, rows_in_count, rows_in_of_b, rows_out, weights)) -> (name of the kernel that computed it, None), or (None, the reason why no kernel supports it). `dtype`: 0 BF16, 1 F16, 2
  * F32, 3 F64. The other arguments are the members of dw_segment_gemm. */
 static PyObject *segment_gemm(PyObject *self, PyObject *args) {
     (void)self;
@@ -410,10 +427,14 @@ static PyObject *segment_gemm(PyObject *self, PyObject *args) {
     const char *device = NULL, *kernel = NULL, *name = NULL;
     int dtype = 0, f32_output = 0, contraction = 0, plain_b = 0;
     long long rows = 0, groups = 0, n = 0, k = 0;
-    unsigned long long offsets = 0, a = 0, b = 0, d = 0, stream = 0;
-    if (!PyArg_ParseTuple(args, "sippp(LLLL)KKKKKz:segment_gemm", &device, &dtype, &f32_output,
-                          &contraction, &plain_b, &rows, &groups, &n, &k, &offsets, &a, &b, &d,
-                          &stream, &kernel))
+    unsigned long long offsets = 0, a = 0, b = 0, d = 0, stream = 0, rows_in = 0, rows_out = 0,
+                       weights = 0;
+    long long rows_in_count = 0;
+    int rows_in_of_b = 0;
+    if (!PyArg_ParseTuple(args, "sippp(LLLL)KKKKKz(KLpKK):segment_gemm", &device, &dtype,
+                          &f32_output, &contraction, &plain_b, &rows, &groups, &n, &k, &offsets, &a,
+                          &b, &d, &stream, &kernel, &rows_in, &rows_in_count, &rows_in_of_b,
+                          &rows_out, &weights))
         return NULL;
     if (dtype < 0 || dtype > 3) return PyErr_Format(PyExc_ValueError, "dtype %d", dtype);
     dw_segment_gemm call = {.struct_size = sizeof call,
@@ -430,7 +451,12 @@ static PyObject *segment_gemm(PyObject *self, PyObject *args) {
                             .b = (const void *)(uintptr_t)b,
                             .d = (void *)(uintptr_t)d,
                             .stream = (void *)(uintptr_t)stream,
-                            .kernel = kernel};
+                            .kernel = kernel,
+                            .rows_in = (const int32_t *)(uintptr_t)rows_in,
+                            .rows_in_count = rows_in_count,
+                            .rows_in_of_b = rows_in_of_b,
+                            .rows_out = (const int32_t *)(uintptr_t)rows_out,
+                            .weights = (const void *)(uintptr_t)weights};
     dw_status status, supported = DW_OK;
     Py_BEGIN_ALLOW_THREADS;
     status = dw_device_find(device, &call.device);
@@ -464,7 +490,9 @@ PyMethodDef gemm_functions[] = {
      "kernel, workspace, workspace_bytes) -> None or why not"},
     {"segment_gemm", segment_gemm, METH_VARARGS,
      "segment_gemm(device, dtype, f32_output, contraction, plain_b, (rows, groups, n, k), offsets, "
-     "a, b, d, stream, kernel) -> (kernel, None) or (None, why not)"},
+     "a, b, d, stream, kernel, (rows_in, rows_in_count, rows_in_of_b, rows_out, weights)) -> "
+     "(kernel, "
+     "None) or (None, why not)"},
     {"quantize_on", quantize_on, METH_VARARGS,
      "quantize_on(device, dtype, scheme, rows, cols, source, stride, codes, codes_stride, scales, "
      "tensor_scale, amax, stream) -> None or why not"},

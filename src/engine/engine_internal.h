@@ -131,6 +131,7 @@ typedef struct dw__step {
     dw__operand_sum sums; /* the operand whose sums are the last output, which is not the node's */
     uint64_t magnitudes;  /* as in dw__call; their vectors follow the node's own outputs */
     uint64_t summed;      /* the same */
+    uint64_t codes;       /* as in dw__call */
     bool tf32;            /* as in dw__call */
     int replaced, replaced_half; /* of an epilogue, as in dw__call */
     const void *prepared;        /* parsed attributes, owned by the engine */

@@ -5,7 +5,9 @@
  *     view             lower_views.c      no instruction
  *     concatenation    lower_concats.c    no instruction if the operands were written in place
  *     program          lower_epilogues.c  perhaps one instruction together with the node in front of it
- *     deferred         lower_epilogues.c  waits for such a program
+ *                      lower_codes.c      perhaps one instruction together with the nodes that quantize its results
+ *     rope             lower_epilogues.c  perhaps one instruction together with the node in front of it
+ *     deferred         lower_epilogues.c  waits for such a program, or for rope
  *     sum of rows      lower_sums.c       perhaps one instruction with a product of the same rows
  *     any other        here               an instruction, by the first kernel that supports it
  *
@@ -34,7 +36,8 @@ dw_status dw__lower_plain(dw__lowering *l, dw_node node) {
 
 dw_status dw__lower_node(dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
-    if (l->values[record->outputs[0]].storage != DW_NONE) return DW_OK; /* with an earlier node */
+    const dw__operand *first = &l->values[record->outputs[0]];
+    if (first->storage != DW_NONE || first->view.rank < 0) return DW_OK; /* with an earlier node */
     if (dw__lower_waits_for_sum(l, node)) return DW_OK;
     if (row_of(l, node)->program) return dw__lower_program(l, node);
     if (row_of(l, node)->view == DW__VIEW_RESHAPE) {
@@ -45,7 +48,9 @@ dw_status dw__lower_node(dw__lowering *l, dw_node node) {
             return dw__lower_view(l, node); /* a deferred node may go on waiting below it */
         }
     }
-    if (row_of(l, node)->view == DW__VIEW_SLICE) return dw__lower_view(l, node); /* the same */
+    if (row_of(l, node)->view == DW__VIEW_SLICE || row_of(l, node)->view == DW__VIEW_PERMUTE)
+        return dw__lower_view(l, node); /* the same */
+    if (record->op == DW_OP_ROPE) return dw__lower_rope(l, node);
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
     if (dw__op_is_view(record->op)) return dw__lower_view(l, node);
     if (row_of(l, node)->concatenates) return dw__lower_concat(l, node);
@@ -175,6 +180,7 @@ static void close_lowering(dw__lowering *l) {
 }
 
 dw_status dw__lower(dw_plan *plan) {
+    DW_RETURN_IF_FAILED(dw__check_choices());
     dw__lowering *l = dw__calloc(1, sizeof *l);
     if (!l) return dw__fail_memory("a plan that is being made", sizeof *l);
     dw_status status = open_lowering(plan, l);

@@ -1,7 +1,7 @@
-/* Lowering: a step that waits for the elementwise program that reads its result.
+/* Lowering: a step that waits for the elementwise program or the rotary position embedding (rope) that reads its result.
  *
  * A node is deferred if some kernel can compute it together with a program behind it, or add another tensor to its
- * first result, and if a program soon reads that result. When that program is lowered:
+ * first result, and if a program or rope soon reads that result. When that program is lowered:
  *
  *     accumulation    a program that is the sum of two inputs becomes the deferred step alone, which adds its
  *                     first result to the other input: where that lies, if nothing reads it later (gradients of
@@ -12,35 +12,44 @@
  *                     (lower_result_sums.c)
  *     otherwise       the deferred step runs just before the program
  *
- * They are tried in this order. A node with several results is lowered before anything reads one of the others.
+ * They are tried in this order. A node with several results is lowered before anything reads one of the others. Rope is
+ * an epilogue on GPUs alone, of a product whose elements it reads once each, also through permutes.
  */
 #include "engine/lowering.h"
 #include "engine/views.h"
 #include <string.h>
 
-/* Returns the first node that reads the value's elements; looks through reshapes, and with `slices` through slices. */
-static dw_node first_reader(const dw__lowering *l, dw_value value, bool slices, int depth) {
+/* Sets of views. */
+enum {
+    RESHAPES = 1 << DW__VIEW_RESHAPE,
+    SLICES = 1 << DW__VIEW_SLICE,
+    PERMUTES = 1 << DW__VIEW_PERMUTE
+};
+
+/* Returns the first node that reads the value's elements; looks through the views of a set. */
+static dw_node first_reader(const dw__lowering *l, dw_value value, int views, int depth) {
     dw_node first = DW_NONE;
     for (uint32_t u = l->engine->use_start[value]; u < l->engine->use_start[value + 1]; u++) {
         dw_node reader = l->engine->use_nodes[u];
         const dw__view_kind view = row_of(l, reader)->view;
-        if ((view == DW__VIEW_RESHAPE || (slices && view == DW__VIEW_SLICE)) &&
-            depth < DW__LOWER_MOST_VIEWS) {
-            reader = first_reader(l, record_of(l, reader)->outputs[0], slices, depth + 1);
+        if ((1 << view & views) && depth < DW__LOWER_MOST_VIEWS) {
+            reader = first_reader(l, record_of(l, reader)->outputs[0], views, depth + 1);
         }
         if (reader < first) first = reader;
     }
     return first;
 }
 
-/* A waiting node keeps its operands alive, which is worth it only if the reader is close. */
+/* A waiting node keeps its operands alive, which is worth it only if the reader is close. Between a projection and its
+ * rope are those of keys and values, which read the same operands, and perhaps casts of their weights. */
 static bool is_near(const dw__lowering *l, dw_node node, dw_node reader) {
-    enum { NEAR = 3 };
+    enum { NEAR = 3, NEAR_ROPE = 8 };
+    const uint32_t most = record_of(l, reader)->op == DW_OP_ROPE ? NEAR_ROPE : NEAR;
     uint32_t between = 0;
-    for (dw_node n = node + 1; n < reader && between <= NEAR; n++) {
+    for (dw_node n = node + 1; n < reader && between <= most; n++) {
         between += !dw__op_is_view(record_of(l, n)->op);
     }
-    return between <= NEAR;
+    return between <= most;
 }
 
 /* True if the node's result may be added to another tensor. */
@@ -94,12 +103,25 @@ static bool may_be_halved(dw__lowering *l, dw_node node) {
     return true;
 }
 
+/* True if rope may be the node's epilogue. Both together take as long as one after the other, or longer where the product
+ * is small (bench/NOTES.md), so that the user must want it. */
+static bool may_be_rotated(const dw__lowering *l, dw_node node) {
+    return may_have_epilogue(l, node) && l->plan->target.context &&
+           dw__epilogues_wanted() == DW__EPILOGUES_ALL;
+}
+
 bool dw__lower_may_wait(dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
     if (!may_accumulate(l, node) && !may_have_epilogue(l, node)) return false;
-    dw_node reader = first_reader(l, record->outputs[0], may_be_halved(l, node), 0);
-    return reader != DW_NONE && row_of(l, reader)->program &&
-           record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
+    const int views = RESHAPES | (may_be_halved(l, node) ? SLICES : 0);
+    dw_node reader = first_reader(l, record->outputs[0], views, 0);
+    if (reader == DW_NONE) return false;
+    if (!row_of(l, reader)->program) {
+        reader = first_reader(l, record->outputs[0], RESHAPES | PERMUTES, 0);
+        if (reader == DW_NONE || record_of(l, reader)->op != DW_OP_ROPE || !may_be_rotated(l, node))
+            return false;
+    }
+    return record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
 }
 
 bool dw__lower_waits(const dw__lowering *l, const dw__operand *operand) {
@@ -178,6 +200,9 @@ static bool reads_as_it_writes(const dw__lowering *l, dw__step *program, uint32_
     const uint32_t reads = dw__lower_reads_in(program, input->storage);
     if (count <= 0 || dw__tensor_count(&input->view) != count) return false;
     program->replaced = (int)i;
+    if (program->op == DW_OP_ROPE) /* its kernel looks at the order of the elements */
+        return reads == 1 && input->offset == 0 && dw__lower_is_whole(l, result) &&
+               dw__tensor_count(&result->view) == count;
     if (reads == 1) return dw__lower_is_whole(l, input);
     uint32_t other = i + 1;
     while (other < program->input_count && program->inputs[other].storage != input->storage)
@@ -192,14 +217,23 @@ static bool reads_as_it_writes(const dw__lowering *l, dw__step *program, uint32_
     return true;
 }
 
+/* True if the program draws random numbers: it has the key, a tensor of integers. */
+static bool draws(const dw__step *program) {
+    for (uint32_t i = 0; i < program->input_count; i++)
+        if (program->inputs[i].view.dtype == DW_I64) return true;
+    return false;
+}
+
 /* Whether the kernel that computes both is worth its use. A CPU's always is. A GPU's is if the product alone would have
  * a kernel of the same provider: the program's pass over memory is then saved, and the product itself costs about the
  * same. Beside a library's product, which may be the faster one, half of the pass was saved or more (bench/NOTES.md)
- * where tiles of 128 x 256 occupy all SMs; for smaller results libraries have smaller tiles. */
+ * where tiles of 128 x 256 occupy all SMs; for smaller results libraries have smaller tiles. Random numbers take longer in
+ * the program's warpgroup than the pass over memory by itself. */
 static bool is_worth_fusing(dw__lowering *l, const dw__step *both, const dw__step *program) {
     enum { TILE = 128 * 256 };
     dw__step alone = *both;
     if (!l->plan->target.context || dw__epilogues_wanted() == DW__EPILOGUES_ALL) return true;
+    if (draws(program)) return false;
     if (dw__tensor_count(&program->outputs[0].view) >= (int64_t)TILE * l->plan->target.gpu.sm_count)
         return true;
     dw__lower_select(l, &alone, NULL);
@@ -360,6 +394,26 @@ dw_status dw__lower_program(dw__lowering *l, dw_node node) {
     if (done) {
         dw__lower_finish(l, &program);
         return dw__lower_finish_sums(l, &program);
+    }
+    DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
+    DW_RETURN_IF_FAILED(dw__lower_program_codes(l, node, &done));
+    return done ? DW_OK : dw__lower_plain(l, node);
+}
+
+dw_status dw__lower_rope(dw__lowering *l, dw_node node) {
+    dw__step rope;
+    bool done = false;
+    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &rope));
+    if (dw__lower_waits(l, &rope.inputs[0])) {
+        const uint32_t storage = rope.inputs[0].storage;
+        DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, storage));
+        if (dw__lower_waits(l, &rope.inputs[0]) &&
+            may_be_rotated(l, storage_of(l, storage)->deferred))
+            DW_RETURN_IF_FAILED(fuse_epilogue(l, &rope, 0, &done));
+    }
+    if (done) {
+        dw__lower_finish(l, &rope);
+        return DW_OK;
     }
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
     return dw__lower_plain(l, node);

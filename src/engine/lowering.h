@@ -10,10 +10,11 @@
  *     lower_concats.c     operands of a concatenation that are computed in its result
  *     lower_logits.c      whether forward keeps logits for backward
  *     lower_in_place.c    results that overwrite an operand
- *     lower_epilogues.c   a step and the elementwise program behind it as one
+ *     lower_epilogues.c   a step and the elementwise program or rope behind it as one
  *     lower_sums.c        a product and the sums of its operand's rows as one
  *     lower_result_sums.c a program behind a product and the sums of its results' rows as one
  *     lower_magnitudes.c  the largest magnitude of a tensor, found by the kernel that makes the tensor
+ *     lower_codes.c       an elementwise program and the nodes that quantize its results as one
  *     lower_outputs.c     outputs and gradients in the caller's buffers
  */
 #ifndef DW_LOWERING_H
@@ -202,7 +203,7 @@ void dw__lower_reuse_inputs(dw__lowering *l, dw__step *step, const dw__step *fir
 
 /* ---- lower_epilogues.c ----------------------------------------------------------------------- */
 
-/* True if the node may wait for the program that reads its result. */
+/* True if the node may wait for the program or the rope that reads its result. */
 bool dw__lower_may_wait(dw__lowering *l, dw_node node);
 /* Lets the node wait. Its result gets a storage, which stays unused if an epilogue consumes it. */
 dw_status dw__lower_defer(dw__lowering *l, dw_node node);
@@ -213,6 +214,8 @@ dw_status dw__lower_deferred(dw__lowering *l, uint32_t storage);
 /* Lowers the deferred nodes that `node` reads, but not that of the storage `except`. */
 dw_status dw__lower_deferred_inputs(dw__lowering *l, dw_node node, uint32_t except);
 dw_status dw__lower_program(dw__lowering *l, dw_node node);
+/* Lowers rotary position embedding: as one instruction with the product in front of it, if a kernel computes both. */
+dw_status dw__lower_rope(dw__lowering *l, dw_node node);
 
 /* ---- lower_sums.c ---------------------------------------------------------------------------- */
 
@@ -251,6 +254,12 @@ dw_status dw__lower_find_magnitudes(dw__lowering *l, dw__step *step);
 bool dw__lower_may_find_magnitudes(const dw__lowering *l, const dw__step *step);
 /* Gives the step the magnitudes of its first operand, if it quantizes that and the step that made it has found them. */
 dw_status dw__lower_use_magnitudes(dw__lowering *l, dw__step *step);
+
+/* ---- lower_codes.c --------------------------------------------------------------------------- */
+
+/* Lowers an elementwise program and the nodes that make codes of its results as one instruction, if a kernel computes
+ * them together. `done`: none of these nodes needs an instruction of its own, now or when its turn comes. */
+dw_status dw__lower_program_codes(dw__lowering *l, dw_node node, bool *done);
 
 /* ---- lower_outputs.c ------------------------------------------------------------------------- */
 

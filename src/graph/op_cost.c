@@ -213,7 +213,7 @@ dw_status dw__cost_grouped_linear(const dw_graph *graph, dw_node node, const int
     enum { X, W, I, B }; /* I: indexes, or offsets of segment_linear */
     measure m = measure_of(graph, node, sizes);
     double results = elements(&m, output(&m, 0));
-    double rows = dim_of(&m, input(&m, X), 0), experts = dim_of(&m, input(&m, W), 0);
+    double rows = dim_of(&m, output(&m, 0), 0), experts = dim_of(&m, input(&m, W), 0);
     double used = experts > 0 ? fmin(rows, experts) / experts : 0;
     double flops = 2 * results * last_dim(&m, input(&m, X));
     double bytes = bytes_of(&m, input(&m, X)) + used * bytes_of(&m, input(&m, W)) +
@@ -229,7 +229,11 @@ dw_status dw__cost_grouped_linear(const dw_graph *graph, dw_node node, const int
 dw_status dw__cost_segment_linear_backward_weight(const dw_graph *graph, dw_node node,
                                                   const int64_t *sizes, dw_cost *cost) {
     measure m = measure_of(graph, node, sizes);
-    double flops = 2 * elements(&m, input(&m, 0)) * last_dim(&m, input(&m, 1));
+    /* Rows that an index repeats are multiplied as often. */
+    const dw_value rows =
+        m.node->input_count > 3 && input(&m, 3) != DW_NONE ? input(&m, 3) : input(&m, 0);
+    double flops =
+        2 * dim_of(&m, rows, 0) * last_dim(&m, input(&m, 0)) * last_dim(&m, input(&m, 1));
     return give(&m, flops, bytes_once(&m), cost);
 }
 

@@ -105,14 +105,53 @@ static dw_value with_zeros_for_no_group(dw__emitter *e, dw_value x) {
     return dw__emit(e, DW_OP_PAD, 1, &x, DW_COUNT(pads), pads);
 }
 
-/* Half types become F32 first, for which a CPU has a kernel. Otherwise takes the matrix of each row and multiplies it
+static dw_value optional(const dw_graph *source, dw_node node, const dw_value *inputs, uint32_t i) {
+    return dw_node_input_count(source, node) > i ? inputs[i] : DW_NONE;
+}
+
+/* Returns rows of x by an index, or x if there is none. */
+static dw_value gathered(dw__emitter *e, dw_value x, dw_value rows) {
+    return rows == DW_NONE ? x : take_rows(e, x, rows);
+}
+
+/* segment_linear without rows by an index, and with rows that are weighed and placed afterwards, in F32 for half types,
+ * so that they are rounded once. */
+static dw_value emit_segments(dw__emitter *e, const dw_value *inputs, dw_value rows,
+                              dw_value places, dw_value weights, bool transpose_w) {
+    enum { X, W, OFFSETS, B };
+    const dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, transpose_w);
+    const dw_value x = gathered(e, inputs[X], rows);
+    if (weights == DW_NONE && places == DW_NONE)
+        return dw__emit(e, DW_OP_SEGMENT_LINEAR, 4,
+                        (dw_value[]){x, inputs[W], inputs[OFFSETS], inputs[B]}, 1, &attr);
+    const dw_dtype dtype = dw_value_dtype(e->graph, inputs[W]);
+    const bool wide = weights != DW_NONE;
+    const dw_value in[] = {
+        wide ? dw__emit_widen(e, x) : x, wide ? dw__emit_widen(e, inputs[W]) : inputs[W],
+        inputs[OFFSETS], inputs[B] == DW_NONE || !wide ? inputs[B] : dw__emit_widen(e, inputs[B])};
+    dw_value y = dw__emit(e, DW_OP_SEGMENT_LINEAR, 4, in, 1, &attr);
+    if (e->status == DW_OK && weights != DW_NONE)
+        y = dw__emit_binary(e, DW_OP_MUL, y,
+                            dw__emit_spread_last(e, dw__emit_widen(e, weights), y));
+    if (places != DW_NONE) y = take_rows(e, y, inverse(e, places));
+    return dw__emit_cast(e, y, dtype);
+}
+
+/* Rows by an index are taken first. Half types become F32, for which a CPU has a kernel. Otherwise takes the matrix of each row and multiplies it
  * by the row as a column. */
 dw_status dw__expand_segment_linear(dw_graph *graph, const dw_graph *source, dw_node node,
                                     const dw_value *inputs, dw_value *outputs) {
-    enum { X, W, OFFSETS, B };
+    enum { X, W, OFFSETS, B, ROWS, PLACES, WEIGHTS };
     dw__emitter e = {graph, DW_OK};
     bool transpose_w = dw_node_int(source, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
     dw_dtype dtype = dw__output_dtype(source, node, 0);
+    const dw_value taken = optional(source, node, inputs, ROWS),
+                   places = optional(source, node, inputs, PLACES),
+                   weights = optional(source, node, inputs, WEIGHTS);
+    if (taken != DW_NONE || places != DW_NONE || weights != DW_NONE) {
+        outputs[0] = emit_segments(&e, inputs, taken, places, weights, transpose_w);
+        return e.status;
+    }
     if (dtype != dw__compute_dtype(dtype)) {
         dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, transpose_w);
         dw_value wide[] = {dw__emit_widen(&e, inputs[X]), dw__emit_widen(&e, inputs[W]),
@@ -149,9 +188,16 @@ dw_status dw__expand_segment_linear(dw_graph *graph, const dw_graph *source, dw_
 dw_status dw__expand_segment_linear_backward_weight(dw_graph *graph, const dw_graph *source,
                                                     dw_node node, const dw_value *inputs,
                                                     dw_value *outputs) {
-    enum { X, Y, OFFSETS };
+    enum { X, Y, OFFSETS, X_ROWS, Y_ROWS };
     dw__emitter e = {graph, DW_OK};
     dw_dtype dtype = dw__output_dtype(source, node, 0);
+    const dw_value taken[] = {gathered(&e, inputs[X], optional(source, node, inputs, X_ROWS)),
+                              gathered(&e, inputs[Y], optional(source, node, inputs, Y_ROWS)),
+                              inputs[OFFSETS]};
+    if (taken[X] != inputs[X] || taken[Y] != inputs[Y]) {
+        outputs[0] = dw__emit(&e, DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT, 3, taken, 0, NULL);
+        return e.status;
+    }
     if (dtype != dw__compute_dtype(dtype)) {
         dw_value wide[] = {dw__emit_widen(&e, inputs[X]), dw__emit_widen(&e, inputs[Y]),
                            inputs[OFFSETS]};

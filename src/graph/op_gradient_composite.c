@@ -176,6 +176,15 @@ DW__GRADIENT(dw__gradient_linear) {
     return e.status;
 }
 
+/* The index of the rows that a segment_linear reads, or DW_NONE. */
+static dw_value rows_of_segments(const dw_graph *graph, dw_node node) {
+    enum { ROWS = 4 };
+    return dw_node_op(graph, node) == DW_OP_SEGMENT_LINEAR &&
+                   dw_node_input_count(graph, node) > ROWS
+               ? dw_node_input(graph, node, ROWS)
+               : DW_NONE;
+}
+
 /* As for linear, group by group; db sums the rows of dy by group. */
 void dw__emit_segment_gradients(dw__emitter *e, dw_node node, dw_value dy, const bool *needed,
                                 dw_value *input_grads) {
@@ -184,10 +193,14 @@ void dw__emit_segment_gradients(dw__emitter *e, dw_node node, dw_value dy, const
     dw_value x = dw_node_input(graph, node, X), w = dw_node_input(graph, node, W);
     dw_value offsets = dw_node_input(graph, node, OFFSETS);
     bool transpose_w = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
-    if (needed[W])
+    if (needed[W]) {
+        const dw_value rows = rows_of_segments(graph, node);
         input_grads[W] =
-            dw__emit(e, DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT, 3,
-                     (dw_value[]){transpose_w ? dy : x, transpose_w ? x : dy, offsets}, 0, NULL);
+            dw__emit(e, DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT, rows == DW_NONE ? 3 : 5,
+                     (dw_value[]){transpose_w ? dy : x, transpose_w ? x : dy, offsets,
+                                  transpose_w ? DW_NONE : rows, transpose_w ? rows : DW_NONE},
+                     0, NULL);
+    }
     if (needed[B]) {
         dw__type type = dw__type_of(graph, dy);
         /* The last sum is that of rows without a group. */
@@ -199,16 +212,49 @@ void dw__emit_segment_gradients(dw__emitter *e, dw_node node, dw_value dy, const
     }
 }
 
+/* The gradient of the rows that a segment_linear has made, before it weighed and placed them, and that of the weights. */
+static dw_value weighed_gradient(dw__emitter *e, dw_node node, dw_value dy, dw_value *dweights) {
+    enum { MOST = 7, PLACES = 5, WEIGHTS };
+    const dw_graph *graph = e->graph;
+    dw_value in[MOST] = {DW_NONE, DW_NONE, DW_NONE, DW_NONE, DW_NONE, DW_NONE, DW_NONE};
+    for (uint32_t i = 0; i < dw_node_input_count(graph, node); i++)
+        in[i] = dw_node_input(graph, node, i);
+    if (in[PLACES] != DW_NONE) {
+        const dw_attr axis = dw_attr_int(DW_ATTR_KEY_AXIS, 0);
+        dy = dw__emit(e, DW_OP_TAKE, 2, (dw_value[]){dy, in[PLACES]}, 1, &axis);
+    }
+    if (in[WEIGHTS] == DW_NONE) return dy;
+    const dw_attr side =
+        dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1));
+    if (dweights) {
+        const dw_value y = dw__emit(e, DW_OP_SEGMENT_LINEAR, PLACES, in, 1, &side);
+        *dweights =
+            dw__emit_reduce(e, DW_OP_REDUCE_SUM, dw__emit_binary(e, DW_OP_MUL, dy, y), 1, false);
+    }
+    return dw__emit_binary(e, DW_OP_MUL, dy, dw__emit_spread_last(e, in[WEIGHTS], dy));
+}
+
 DW__GRADIENT(dw__gradient_segment_linear) {
-    enum { X, W, OFFSETS };
+    enum { X, W, OFFSETS, WEIGHTS = 6 };
     dw__emitter e = {graph, DW_OK};
     dw_value w = dw_node_input(graph, node, W), offsets = dw_node_input(graph, node, OFFSETS);
-    dw_value dy = output_grads[0];
+    const bool weighted = dw_node_input_count(graph, node) > WEIGHTS &&
+                          dw_node_input(graph, node, WEIGHTS) != DW_NONE;
+    dw_value dy = weighed_gradient(&e, node, output_grads[0],
+                                   weighted && needed[WEIGHTS] ? &input_grads[WEIGHTS] : NULL);
+    if (e.status != DW_OK) return e.status;
     bool transpose_w = dw_node_int(graph, node, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0;
     if (needed[X]) {
         dw_attr attr = dw_attr_int(DW_ATTR_KEY_TRANSPOSE_W, !transpose_w);
         input_grads[X] =
             dw__emit(&e, DW_OP_SEGMENT_LINEAR, 3, (dw_value[]){dy, w, offsets}, 1, &attr);
+        const dw_value rows = rows_of_segments(graph, node);
+        if (rows != DW_NONE) { /* each row of x gets the sum for the places that it stands at */
+            const dw_dim tokens = dw__type_of(graph, dw_node_input(graph, node, X)).shape[0];
+            const dw_attr size = dw_attr_list(DW_ATTR_KEY_SIZE, 1, &tokens);
+            input_grads[X] = dw__emit(&e, DW_OP_EMBEDDING_BACKWARD, 2,
+                                      (dw_value[]){rows, input_grads[X]}, 1, &size);
+        }
     }
     dw__emit_segment_gradients(&e, node, dy, needed, input_grads);
     return e.status;

@@ -1146,16 +1146,35 @@ static dw_status want_offsets(const dw__draft *draft, uint32_t index) {
     return want_rank(draft, index, 1);
 }
 
+/* The rows of operand `x`, or those of the index of its rows in operand `index`, if there is one. */
+static dw_status gathered_rows(const dw__draft *draft, uint32_t x, uint32_t index, dw_dim *rows) {
+    *rows = shape_of(draft, x)[0];
+    if (!has(draft, index)) return DW_OK;
+    DW_RETURN_IF_FAILED(want_dtype(draft, index, DW_I32));
+    DW_RETURN_IF_FAILED(want_rank(draft, index, 1));
+    *rows = shape_of(draft, index)[0];
+    return DW_OK;
+}
+
 dw_status dw__infer_segment_linear(const dw__draft *draft, dw__inferred *out) {
-    enum { X, W, OFFSETS };
-    dw_dim results, offsets;
+    enum { X, W, OFFSETS, B, ROWS, PLACES, WEIGHTS };
+    dw_dim results, offsets, rows;
     DW_RETURN_IF_FAILED(want_float(draft, X));
     DW_RETURN_IF_FAILED(want_rank(draft, X, 2));
     DW_RETURN_IF_FAILED(want_offsets(draft, OFFSETS));
     DW_RETURN_IF_FAILED(check_group_matrices(draft, &results));
     DW_RETURN_IF_FAILED(named(draft, dw_dim_add(draft->graph, shape_of(draft, W)[0], 1, &offsets)));
     DW_RETURN_IF_FAILED(want_shape(draft, OFFSETS, 1, &offsets, "[E + 1] of w"));
-    return give(out, dtype_of(draft, X), 2, (dw_dim[]){shape_of(draft, X)[0], results});
+    DW_RETURN_IF_FAILED(gathered_rows(draft, X, ROWS, &rows));
+    if (has(draft, PLACES)) {
+        DW_RETURN_IF_FAILED(want_dtype(draft, PLACES, DW_I32));
+        DW_RETURN_IF_FAILED(want_shape(draft, PLACES, 1, &rows, "one for each row"));
+    }
+    if (has(draft, WEIGHTS)) {
+        DW_RETURN_IF_FAILED(want_same_dtype(draft, X, WEIGHTS, WEIGHTS));
+        DW_RETURN_IF_FAILED(want_shape(draft, WEIGHTS, 1, &rows, "one for each row"));
+    }
+    return give(out, dtype_of(draft, X), 2, (dw_dim[]){rows, results});
 }
 
 dw_status dw__infer_quantized_segment_linear(const dw__draft *draft, dw__inferred *out) {
@@ -1213,13 +1232,15 @@ dw_status dw__infer_segment_multiply_codes(const dw__draft *draft, dw__inferred 
 }
 
 dw_status dw__infer_segment_linear_backward_weight(const dw__draft *draft, dw__inferred *out) {
-    enum { X, Y, OFFSETS };
-    dw_dim groups;
+    enum { X, Y, OFFSETS, X_ROWS, Y_ROWS };
+    dw_dim groups, x_rows, y_rows;
     DW_RETURN_IF_FAILED(want_float(draft, X));
     DW_RETURN_IF_FAILED(want_same_dtype(draft, X, Y, Y));
     DW_RETURN_IF_FAILED(want_rank(draft, X, 2));
     DW_RETURN_IF_FAILED(want_rank(draft, Y, 2));
-    if (shape_of(draft, X)[0] != shape_of(draft, Y)[0])
+    DW_RETURN_IF_FAILED(gathered_rows(draft, X, X_ROWS, &x_rows));
+    DW_RETURN_IF_FAILED(gathered_rows(draft, Y, Y_ROWS, &y_rows));
+    if (x_rows != y_rows)
         return refuse(draft, DW_SHAPE,
                       "%s and %s differ in the number of rows; expected equal ones",
                       show(draft, X).text, show(draft, Y).text);

@@ -458,8 +458,10 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .required_attrs = A(SIZE), .allowed_attrs = A(SIZE), .infer = dw__infer_group_rows,
         .expand = dw__expand_group_rows, .cost = dw__cost_move},
     [DW_OP_SEGMENT_LINEAR] = { /* sorted rows times the matrix of their group */
-        .name = "segment_linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "offsets", "b"},
-        .min_inputs = 3, .max_inputs = 4, .optional_inputs = OPERAND(3),
+        .name = "segment_linear", .stratum = DW__COMPOSITE,
+        .operands = {"x", "w", "offsets", "b", "rows", "places", "weights"},
+        .min_inputs = 3, .max_inputs = 7,
+        .optional_inputs = OPERAND(3) | OPERAND(4) | OPERAND(5) | OPERAND(6),
         .allowed_attrs = A(TRANSPOSE_W), .infer = dw__infer_segment_linear,
         .gradient = dw__gradient_segment_linear, .expand = dw__expand_segment_linear,
         .cost = dw__cost_grouped_linear},
@@ -471,7 +473,8 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .expand = dw__expand_quantized_segment_linear, .cost = dw__cost_grouped_linear},
     [DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT] = { /* dw of segment_linear */
         .name = "segment_linear_backward_weight", .stratum = DW__COMPOSITE,
-        .operands = {"x", "y", "offsets"}, .min_inputs = 3, .max_inputs = 3,
+        .operands = {"x", "y", "offsets", "x_rows", "y_rows"}, .min_inputs = 3, .max_inputs = 5,
+        .optional_inputs = OPERAND(3) | OPERAND(4),
         .infer = dw__infer_segment_linear_backward_weight,
         .expand = dw__expand_segment_linear_backward_weight,
         .cost = dw__cost_segment_linear_backward_weight},

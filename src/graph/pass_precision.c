@@ -182,6 +182,14 @@ static bool serves_experts(const dw_layer_precision *layer) {
     return all;
 }
 
+/* Whether a segment_linear reads or stores rows by an index, or weighs them. */
+static bool has_indexes(const dw__node_record *node) {
+    enum { FIRST = 4 };
+    for (uint32_t i = FIRST; i < node->input_count; i++)
+        if (node->inputs[i] != DW_NONE) return true;
+    return false;
+}
+
 dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *policy,
                             dw__layer_choice **chosen) {
     dw_status status = DW_OK;
@@ -192,7 +200,8 @@ dw_status dw__choose_layers(const dw_graph *graph, const dw_precision_policy *po
     DW_TRY(find_activations(graph, &activations));
     for (size_t n = 0; n < nodes; n++) {
         const dw__node_record *node = &graph->nodes.items[n];
-        const bool experts = dw__is_experts(node->op);
+        /* Rows by an index are for kernels of 16-bit elements. */
+        const bool experts = dw__is_experts(node->op) && !has_indexes(node);
         if ((node->op != DW_OP_LINEAR && !experts) || node->backward ||
             activations[node->inputs[1]])
             continue;

@@ -86,6 +86,9 @@ typedef struct dw__call {
      * there is one more for output o: a vector of its type, the sums over all axes but the last, added in F32 and
      * rounded once. */
     uint64_t summed;
+    /* Bit o: output o of an elementwise operation becomes codes of fp8-block, in blocks of 1 x 128: behind the operation's
+     * own outputs, in order of o, there are the four results of quantize_tiles for its rows. */
+    uint64_t codes;
     /* Products of F32 operands may round these to TF32: 10 bits behind the point, F32's range. */
     bool tf32;
 } dw__call;
@@ -158,6 +161,7 @@ struct dw__kernel {
     /* Returns the bytes that a supported call needs beside its tensors. `context` is NULL on a CPU. NULL: none. */
     dw_status (*workspace_bytes)(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes);
+    bool workspace_optional; /* public calls run without it, or with less, only slower */
     /* DW__CALL_OPERATION: the tolerance against the operation's definition in FP64, relative to the largest magnitude
      * of the result, at reduction length n: bound = factor * sqrt(n) * 2^-24 for F32. 0: the kernels behind it have
      * theirs. */
@@ -171,6 +175,7 @@ struct dw__kernel {
     dw__accumulation accumulates; /* the most that it adds to output 0 */
     bool sums_operands;           /* computes calls with `sums`, which accumulate nothing */
     bool reads_magnitudes;        /* computes calls that have the magnitudes of input 0 */
+    bool makes_codes;             /* for calls with `codes` only */
     /* Returns the length of the vector of magnitudes for output `o`, or 0: they are not found. `call` has no magnitudes
      * yet. NULL: computes no calls with magnitudes. */
     int64_t (*magnitude_parts)(const dw__call *call, uint32_t o);
@@ -252,15 +257,20 @@ bool dw__logits_bound(size_t *bytes);
 typedef enum dw__logits { DW__LOGITS_BY_MEMORY, DW__LOGITS_KEPT, DW__LOGITS_IN_BLOCKS } dw__logits;
 dw__logits dw__logits_wanted(void);
 /* The products that a GPU computes together with the program behind them (DEEPWELL_EPILOGUES): none, those that are
- * faster so, or all that our kernels can. */
+ * faster so, or all that our kernels can. With none, programs make no codes either. */
 typedef enum dw__epilogues {
     DW__EPILOGUES_OFF,
     DW__EPILOGUES_WORTH_IT,
     DW__EPILOGUES_ALL
 } dw__epilogues;
 dw__epilogues dw__epilogues_wanted(void);
+/* DW_INVALID_ARGUMENT: one of these two variables has another value. The functions above take it for the default. */
+dw_status dw__check_choices(void); /* choices.c */
 bool dw__kernel_sums_operands(dw_op op, bool on_gpu);
 bool dw__kernel_reads_magnitudes(dw_op op, bool on_gpu);
+bool dw__kernel_makes_codes(dw_op op, bool on_gpu);
+/* Outputs that a call has for each bit of `codes`. */
+enum { DW__CODE_OUTPUTS = 4 };
 /* The outputs that are the operation's own. */
 uint32_t dw__call_own_outputs(const dw__call *call);
 /* Returns the operation that copies a tensor of `rank` axes between any two layouts, and its attribute. */
@@ -271,6 +281,11 @@ dw_op dw__kernel_copy_op(int rank, dw_attr *attr);
 const dw_attr *dw__call_attr(const dw__call *call, dw_attr_key key);
 int64_t dw__call_int(const dw__call *call, dw_attr_key key, int64_t absent);
 double dw__call_float(const dw__call *call, dw_attr_key key, double absent);
+/* Returns an optional operand that may be absent, or NULL. */
+const dw__tensor *dw__call_optional(const dw__call *call, uint32_t input);
+/* Returns whether a call of segment_linear, or of the gradient of its matrices, reads rows by an index, or stores them by
+ * one or with weights. */
+bool dw__call_gathers(const dw__call *call);
 /* Returns the tensor that is added to output 0, which may be output 0 itself, or NULL. */
 const dw__tensor *dw__call_addend(const dw__call *call);
 /* Returns whether a call of multiply_codes has scales of blocks. */

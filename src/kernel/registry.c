@@ -44,6 +44,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__graph_gemm_turned,
     &dw__graph_gemm_hopper,
     &dw__sm90_linear_program,
+    &dw__gpu_program_codes,
     &dw__gpu_elementwise,
     &dw__gpu_move,
     &dw__gpu_reduce,
@@ -130,7 +131,8 @@ static bool does_all(const dw__kernel *kernel, const dw__call *call) {
     return kernel->with_epilogue == (call->epilogue != NULL) &&
            kernel->results >= layout_of(call) && kernel->accumulates >= call->accumulates &&
            (kernel->sums_operands || call->sums == DW__SUMS_NOTHING) &&
-           (kernel->magnitude_parts || call->magnitudes == 0) && call->summed == 0;
+           (kernel->magnitude_parts || call->magnitudes == 0) &&
+           kernel->makes_codes == (call->codes != 0) && call->summed == 0;
 }
 
 const dw__kernel *dw__kernel_for(const dw__operation_call *call, const dw__gpu_target *gpu,
@@ -205,8 +207,15 @@ bool dw__kernel_reads_magnitudes(dw_op op, bool on_gpu) {
     return *kernel != NULL;
 }
 
+bool dw__kernel_makes_codes(dw_op op, bool on_gpu) {
+    const dw__kernel *const *kernel = dw__kernel_candidates(op, on_gpu);
+    while (*kernel && !(*kernel)->makes_codes) kernel++;
+    return *kernel != NULL;
+}
+
 uint32_t dw__call_own_outputs(const dw__call *call) {
     uint32_t count = call->output_count;
+    for (uint64_t left = call->codes; left; left &= left - 1) count -= DW__CODE_OUTPUTS;
     for (uint64_t left = call->magnitudes; left; left &= left - 1) count--;
     for (uint64_t left = call->summed; left; left &= left - 1) count--;
     return count;
@@ -235,6 +244,18 @@ int64_t dw__call_int(const dw__call *call, dw_attr_key key, int64_t absent) {
 double dw__call_float(const dw__call *call, dw_attr_key key, double absent) {
     const dw_attr *attr = dw__call_attr(call, key);
     return attr ? attr->number : absent;
+}
+
+const dw__tensor *dw__call_optional(const dw__call *call, uint32_t input) {
+    return call->input_count > input && call->inputs[input].rank >= 0 ? &call->inputs[input] : NULL;
+}
+
+bool dw__call_gathers(const dw__call *call) {
+    return call->op == DW_OP_SEGMENT_LINEAR
+               ? dw__call_optional(call, 4) || dw__call_optional(call, 5) ||
+                     dw__call_optional(call, 6)
+               : call->op == DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT &&
+                     (dw__call_optional(call, 3) || dw__call_optional(call, 4));
 }
 
 const dw__tensor *dw__call_addend(const dw__call *call) {

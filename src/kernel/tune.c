@@ -70,6 +70,18 @@ static void copy_text(const json_t *text, char *to, size_t bytes) {
 
 /* A shape class is an object: candidates' names with {"seconds", "error"} or {"failure"}, and perhaps {"detail",
  * "check"}; and "with". */
+static void read_entry(const json_t *of_class, const char *name, dw__tuned *found) {
+    const json_t *entry = json_object_get(of_class, name);
+    const double error = json_number_value(json_object_get(entry, "error"));
+    *found = (dw__tuned){0};
+    copy_text(json_object_get(entry, "failure"), found->failure, sizeof found->failure);
+    copy_text(json_object_get(of_class, "with"), found->with, sizeof found->with);
+    copy_text(json_object_get(entry, "detail"), found->detail, sizeof found->detail);
+    if (found->failure[0]) return;
+    found->seconds = json_number_value(json_object_get(entry, "seconds"));
+    found->error = error > 0.0 ? error : 0.0;
+}
+
 dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *name,
                         dw__tuned *found) {
     dw_status status = DW_OK;
@@ -81,18 +93,36 @@ dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *na
     DW_TRY(name_of(gpu, &file));
     DW_TRY(read_file(&folder, file.text, &root));
     const json_t *of_class = json_object_get(json_object_get(root, "measured"), shape_class);
-    const json_t *entry = json_object_get(of_class, name);
-    double seconds = json_number_value(json_object_get(entry, "seconds"));
-    double error = json_number_value(json_object_get(entry, "error"));
-    copy_text(json_object_get(entry, "failure"), found->failure, sizeof found->failure);
-    copy_text(json_object_get(of_class, "with"), found->with, sizeof found->with);
-    copy_text(json_object_get(entry, "detail"), found->detail, sizeof found->detail);
+    read_entry(of_class, name, found);
     if (!says_something(shape_class, of_class, name))
         DW_TRY(dw__fail(DW_NOT_FOUND, "%s has not been measured for \"%s\" on %s", name,
                         shape_class, gpu));
-    if (found->failure[0]) goto cleanup;
-    found->seconds = seconds;
-    found->error = error > 0.0 ? error : 0.0;
+
+cleanup:
+    json_decref(root);
+    dw__text_free(&file);
+    dw__private_close(&folder);
+    return status;
+}
+
+dw_status dw__tune_each(const char *gpu, const char *name,
+                        dw_status (*visit)(void *state, const char *shape_class,
+                                           const dw__tuned *found),
+                        void *state) {
+    dw_status status = DW_OK;
+    dw__private folder;
+    dw__text file = {0};
+    json_t *root = NULL, *of_class;
+    const char *shape_class;
+    dw__tuned found;
+    if (dw__cache_open("tune", false, &folder) != DW_OK) goto cleanup;
+    DW_TRY(name_of(gpu, &file));
+    DW_TRY(read_file(&folder, file.text, &root));
+    json_object_foreach(json_object_get(root, "measured"), shape_class, of_class) {
+        if (!says_something(shape_class, of_class, name)) continue;
+        read_entry(of_class, name, &found);
+        DW_TRY(visit(state, shape_class, &found));
+    }
 
 cleanup:
     json_decref(root);

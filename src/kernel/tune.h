@@ -19,6 +19,11 @@ typedef struct dw__tuned {
  * file. */
 dw_status dw__tune_read(const char *gpu, const char *shape_class, const char *name,
                         dw__tuned *found);
+/* Calls `visit` with each class that has a sound record of the candidate, until one fails. DW_OK if there is no file. */
+dw_status dw__tune_each(const char *gpu, const char *name,
+                        dw_status (*visit)(void *state, const char *shape_class,
+                                           const dw__tuned *found),
+                        void *state);
 /* If `with` is NULL, replaces the entries of the named candidates; else works like dw_tune_publish. */
 dw_status dw__tune_write(const char *gpu, const char *shape_class, const char *with,
                          const dw_tune_time *times, size_t count);

@@ -24,7 +24,41 @@ static double clocks_between(const dw__tile_work *w, double elements) {
 
 bool dw__sm90_tile_exists(const dw__tile_work *w, int tile_n, bool together) {
     if (w->codes && tile_n != 128 && tile_n != 256) return false;
+    if (w->split) return together || tile_n == 128; /* the tiles of 128 rows */
     return !together || w->promote || w->element_bytes < 4;
+}
+
+/* As on an H200: at each level of the tree a block leaves its sums, and another one finds and adds them. */
+enum { LEVEL_CLOCKS = 6000, SUM_BYTES_PER_CLOCK = 64 };
+
+/* Blocks that share tiles have equal shares. If each tile has a number of blocks of its own, no block has parts of two
+ * tiles; numbers that are powers of 2 are tried, the largest, and all blocks together. */
+static void count_split(const dw__tile_work *w, double elements, double sums, double sm_count,
+                        double slower, dw__tile_count *made) {
+    /* Where blocks have parts of two tiles: levels that it takes more, and longer products, because blocks read different
+     * parts of the contraction at the same time. */
+    const double more_levels = 1.5, apart_reads = 1.12;
+    const double sms = fmax(floor(sm_count), 1), shared = fmod(made->tiles, sms),
+                 level = LEVEL_CLOCKS + 2 * sums * 4 / SUM_BYTES_PER_CLOCK,
+                 rounds = (made->tiles - shared) / sms;
+    made->alone = made->tiles - shared;
+    made->clocks = INFINITY;
+    if (shared == 0 || made->steps == 0) return;
+    const double most = fmin(sms, shared * made->steps), each = floor(most / shared);
+    for (double parts = 2; parts < 4 * each; parts *= 2) {
+        const bool all = parts >= 2 * each;
+        const double blocks = all ? most : shared * fmin(parts, each);
+        const bool even = fmod(blocks, shared) == 0;
+        const double levels = even ? ceil(log2(blocks / shared))
+                                   : ceil(log2(ceil(blocks / shared) + 1)) + more_levels,
+                     steps = rounds * made->steps + ceiling(shared * made->steps, blocks),
+                     products = steps * made->step_clocks * slower,
+                     clocks = products * (even || rounds > 0 ? 1 : apart_reads) +
+                              (rounds + 1) * clocks_between(w, elements) + levels * level;
+        if (clocks >= made->clocks) continue;
+        made->clocks = clocks;
+        made->blocks = blocks;
+    }
 }
 
 dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_n, bool together,
@@ -48,6 +82,10 @@ dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_
                  store = elements * (w->residual ? 2 : 1) * w->element_bytes / OUT_BYTES_PER_CLOCK;
     /* Smaller tiles read more: on an H200 their products took 8 % longer than those of 128 x 256. */
     const double slower = tile_m * tile_n < 128 * 256 ? 1.08 : 1;
+    if (w->split) {
+        count_split(w, elements, (double)tile_m * tile_n, sm_count, slower, &made);
+        return made;
+    }
     if (w->promote)
         /* Both warpgroups multiply, and then both round D in 16 bits, which is copied meanwhile, or store it in F32. */
         made.clocks =

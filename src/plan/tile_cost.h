@@ -19,6 +19,7 @@ typedef struct dw__tile_work {
     bool residual; /* the result's elements are read as well */
     bool codes;    /* operands are codes of FP8 */
     bool promote;  /* codes: sums have two levels */
+    bool split;    /* blocks share the contraction of tiles (sm90_split.cuh) */
 } dw__tile_work;
 
 typedef struct dw__tile_count {
@@ -26,10 +27,13 @@ typedef struct dw__tile_count {
     double steps;         /* of the contraction, for each tile */
     int step_clocks;
     double clocks; /* of the SM with the most tiles, at the rate of the data sheet */
+    /* With `split`: the tiles that have a block each, in whole rounds, and the blocks that share all others. */
+    double alone, blocks;
 } dw__tile_count;
 
 /* Elements of D wait in registers while the next tile is computed together: there is no room for F32. With two levels of
- * sums warpgroups share every tile, and elements of 16 bits wait in shared memory. */
+ * sums warpgroups share every tile, and elements of 16 bits wait in shared memory. Tiles of 128 rows whose contraction
+ * blocks share are always computed together; they exist for one product that fills no whole number of rounds. */
 bool dw__sm90_tile_exists(const dw__tile_work *work, int tile_n, bool together);
 
 /* Counts the work in tiles of `tile_m` rows by `tile_n` columns of B, which two warpgroups compute together or each

@@ -1,4 +1,4 @@
-/* Multilayer perceptrons in 16 bits, for plans that run elementwise programs behind products. */
+/* Multilayer perceptrons and attention in 16 bits, for plans that run elementwise programs or rope behind products. */
 #ifndef DW_ENGINE_EPILOGUES_H
 #define DW_ENGINE_EPILOGUES_H
 
@@ -8,7 +8,9 @@ typedef enum epilogue_kind {
     EPILOGUE_GELU,     /* behind a linear layer with a bias */
     EPILOGUE_OBSERVED, /* the same, and the linear layer's result is an output */
     EPILOGUE_RESIDUAL, /* the result of the second layer is added to x: an accumulation, no epilogue */
-    EPILOGUE_GATED,    /* SwiGLU of two products */
+    EPILOGUE_DROPOUT, /* the first layer's result is dropped out and added to x */
+    EPILOGUE_GATED,   /* SwiGLU of two products */
+    EPILOGUE_ROPE,    /* attention with rope of queries, and of keys of one head */
     EPILOGUE_HALVES,  /* SwiGLU of the halves of one product */
     EPILOGUE_EXPERTS, /* SwiGLU of two products of experts */
     EPILOGUE_HALVES_OF_EXPERTS,
@@ -22,7 +24,12 @@ static struct {
     dw_dtype type;
 } epilogue_built;
 
-enum { EPILOGUE_WIDTH = 72, EPILOGUE_EXPERT_COUNT = 3 };
+enum { EPILOGUE_WIDTH = 72, EPILOGUE_EXPERT_COUNT = 3, EPILOGUE_HEAD = 64 };
+
+/* The chosen model's probability of dropout. */
+static inline double epilogue_dropout(void) {
+    return epilogue_built.kind == EPILOGUE_DROPOUT ? 0.25 : 0.0;
+}
 
 static inline dw_value epilogue_parameter(model *m, const char *name, dw_dim rows, dw_dim columns) {
     const dw_dim shape[] = {EPILOGUE_EXPERT_COUNT, rows, columns};
@@ -52,18 +59,53 @@ static inline dw_value epilogue_index(model *m) {
                            dw__emit_cast(e, dw__emit_with_number(e, DW_OP_LT, tokens, 17), DW_I64));
 }
 
+static inline dw_value epilogue_heads(model *m, dw_value x, dw_dim heads) {
+    const dw_dim shape[] = {m->batch, m->sequence, heads, EPILOGUE_HEAD};
+    const int64_t perm[] = {0, 2, 1, 3};
+    return dw__emit_permute(&m->e, dw__emit_reshape(&m->e, x, 4, shape), 4, perm);
+}
+
+/* Attention of hidden / EPILOGUE_HEAD heads. */
+static inline dw_value epilogue_attention(model *m, dw_value x) {
+    enum { Q, K, V, PARTS };
+    static const char *const names[PARTS] = {"q", "k", "v"};
+    const dw_dim heads[PARTS] = {epilogue_built.hidden / EPILOGUE_HEAD, 1, 1},
+                 table[] = {1, 1, m->sequence, EPILOGUE_HEAD},
+                 rows[] = {m->batch, m->sequence, epilogue_built.hidden};
+    const dw_attr attrs[] = {dw_attr_float(DW_ATTR_KEY_SCALE, 0.125),
+                             dw_attr_int(DW_ATTR_KEY_CAUSAL, 1)};
+    const int64_t perm[] = {0, 2, 1, 3};
+    dw__emitter *e = &m->e;
+    dw_value rope[3] = {DW_NONE}, parts[PARTS];
+    rope[1] = dw__emit_cast(e, model_leaf(m, DW_ROLE_CONSTANT, "cos", DW_F32, 4, table),
+                            epilogue_built.type);
+    rope[2] = dw__emit_cast(e, model_leaf(m, DW_ROLE_CONSTANT, "sin", DW_F32, 4, table),
+                            epilogue_built.type);
+    for (int i = 0; i < PARTS; i++)
+        parts[i] = epilogue_product(m, x, names[i], heads[i] * EPILOGUE_HEAD, EPILOGUE_WIDTH,
+                                    DW_NONE, DW_NONE);
+    for (int i = 0; i < PARTS; i++) {
+        rope[0] = parts[i] = epilogue_heads(m, parts[i], heads[i]);
+        if (i != V) parts[i] = dw__emit(e, DW_OP_ROPE, 3, rope, 0, NULL);
+    }
+    const dw_value o = dw__emit(e, DW_OP_ATTENTION, PARTS, parts, 2, attrs);
+    return dw__emit_reshape(e, dw__emit_permute(e, o, 4, perm), 3, rows);
+}
+
 static inline dw_value epilogue_hidden(model *m, dw_value x, dw_value index) {
     const epilogue_kind kind = epilogue_built.kind;
     const dw_dim n = epilogue_built.hidden, k = EPILOGUE_WIDTH;
     const bool halves = kind == EPILOGUE_HALVES || kind == EPILOGUE_HALVES_OF_EXPERTS;
     const int axis = index == DW_NONE ? 2 : 1;
     dw__emitter *e = &m->e;
-    if (kind <= EPILOGUE_RESIDUAL) {
+    if (kind == EPILOGUE_ROPE) return epilogue_attention(m, x);
+    if (kind <= EPILOGUE_DROPOUT) {
         const dw_attr tanh_form = dw_attr_string(DW_ATTR_KEY_APPROXIMATE, "tanh");
         const dw_value bias = epilogue_parameter(m, "b", n, 0),
                        y = epilogue_product(m, x, "up", n, k, DW_NONE, bias);
         if (kind == EPILOGUE_OBSERVED && e->status == DW_OK)
             e->status = dw_graph_add_output(m->graph, y);
+        if (kind == EPILOGUE_DROPOUT) return dw__emit_binary(e, DW_OP_ADD, x, model_dropout(m, y));
         return dw__emit(e, DW_OP_GELU, 1, &y, 1, &tanh_form);
     }
     dw_value gate_up[2];

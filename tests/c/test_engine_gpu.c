@@ -905,7 +905,7 @@ static void run_alone(dw_plan *plan) {
 
 /* Returns the plan of model_epilogue as text, and its results. `apart`: without epilogues. */
 static char *run_epilogue(bool apart, bool trains, results *r) {
-    dw_graph *graph = build(model_epilogue, 0.0);
+    dw_graph *graph = build(model_epilogue, epilogue_dropout());
     dw_plan *plan = NULL, *used = NULL;
     char *text = NULL;
     problem p;
@@ -926,6 +926,13 @@ static char *run_epilogue(bool apart, bool trains, results *r) {
     problem_end(&p);
     dw_graph_destroy(graph);
     return text;
+}
+
+static void set_or_unset(const char *name, const char *value) {
+    if (value)
+        setenv(name, value, 1);
+    else
+        unsetenv(name);
 }
 
 /* The bias's gradient is the sum of 154 rows, whose order of additions differs: both sums are off by at most
@@ -955,6 +962,8 @@ static void programs_run_behind_products(void **state) {
         {EPILOGUE_GELU, 132, DW_BF16, TRAINING, 0},
         {EPILOGUE_OBSERVED, 136, DW_BF16, TRAINING, 2},
         {EPILOGUE_RESIDUAL, 136, DW_BF16, TRAINING, 2},
+        {EPILOGUE_DROPOUT, EPILOGUE_WIDTH, DW_BF16, COMPARED, 2},
+        {EPILOGUE_ROPE, 192, DW_BF16, COMPARED, 2},
         {EPILOGUE_GATED, 200, DW_F16, COMPARED, 2},
         {EPILOGUE_HALVES, 136, DW_BF16, COMPARED, 2},
         {EPILOGUE_EXPERTS, 136, DW_BF16, COMPARED, 2},
@@ -963,8 +972,10 @@ static void programs_run_behind_products(void **state) {
         {EPILOGUE_HALVES_OF_EXPERTS, 136, DW_BF16, FORWARD, 1}, /* which stores neither half */
     };
     const bool counted = strcmp(device->name, "emulator:sm_90a") == 0;
+    char *before = getenv("DEEPWELL_EPILOGUES") ? strdup(getenv("DEEPWELL_EPILOGUES")) : NULL;
     (void)state;
     need_compiler();
+    setenv("DEEPWELL_EPILOGUES", "all", 1); /* dropout and rope, too */
 #ifdef __SANITIZE_ADDRESS__
     const size_t step = 4; /* the sources of all cases take minutes to compile */
 #else
@@ -996,28 +1007,31 @@ static void programs_run_behind_products(void **state) {
         dw_text_free(text);
         results_end(&got);
         results_end(&expected);
-        if (cases[i].use == COMPARED) agrees(model_epilogue, 0.0, 2, 77);
+        if (cases[i].use == COMPARED) agrees(model_epilogue, epilogue_dropout(), 2, 77);
     }
-}
-
-static void set_or_unset(const char *name, const char *value) {
-    if (value)
-        setenv(name, value, 1);
-    else
-        unsetenv(name);
+    set_or_unset("DEEPWELL_EPILOGUES", before);
+    free(before);
 }
 
 /* A library's product keeps its place, and the program behind it is an instruction of its own, unless the user wants
- * another plan. Experts have no kernel of a library. */
+ * another plan. Experts have no kernel of a library. Dropout and rope are instructions of their own without a library, too. */
 static void products_of_a_library_have_no_epilogue(void **state) {
     static const struct {
         epilogue_kind kind;
         const char *library, *wanted;
         bool has_epilogue;
+        dw_dim hidden;
     } cases[] = {
-        {EPILOGUE_GELU, "off", NULL, true},   {EPILOGUE_GELU, NULL, NULL, false},
-        {EPILOGUE_GELU, NULL, "all", true},   {EPILOGUE_GATED, NULL, NULL, false},
-        {EPILOGUE_EXPERTS, NULL, NULL, true}, {EPILOGUE_EXPERTS, NULL, "off", false},
+        {EPILOGUE_GELU, "off", NULL, true, 136},
+        {EPILOGUE_GELU, NULL, NULL, false, 136},
+        {EPILOGUE_GELU, NULL, "all", true, 136},
+        {EPILOGUE_GATED, NULL, NULL, false, 136},
+        {EPILOGUE_EXPERTS, NULL, NULL, true, 136},
+        {EPILOGUE_EXPERTS, NULL, "off", false, 136},
+        {EPILOGUE_DROPOUT, "off", NULL, false, EPILOGUE_WIDTH},
+        {EPILOGUE_DROPOUT, "off", "all", true, EPILOGUE_WIDTH},
+        {EPILOGUE_ROPE, "off", NULL, false, 2 * EPILOGUE_HEAD},
+        {EPILOGUE_ROPE, NULL, "all", true, 2 * EPILOGUE_HEAD},
     };
     static const char *const names[] = {"DEEPWELL_CUBLASLT", "DEEPWELL_EPILOGUES"};
     char *before[DW_COUNT(names)];
@@ -1028,8 +1042,8 @@ static void products_of_a_library_have_no_epilogue(void **state) {
     for (size_t i = 0; i < DW_COUNT(cases); i++) {
         set_or_unset(names[0], cases[i].library);
         set_or_unset(names[1], cases[i].wanted);
-        epilogue_choose(cases[i].kind, 136, DW_BF16);
-        char *text = described_on("plan:sm_90a", model_epilogue, 0.0, 77, NULL);
+        epilogue_choose(cases[i].kind, cases[i].hidden, DW_BF16);
+        char *text = described_on("plan:sm_90a", model_epilogue, epilogue_dropout(), 77, NULL);
         if ((strstr(text, " | epilogue ") != NULL) != cases[i].has_epilogue)
             fail_msg("case %zu: %s", i, text);
         dw_text_free(text);
@@ -1037,6 +1051,45 @@ static void products_of_a_library_have_no_epilogue(void **state) {
     for (size_t n = 0; n < DW_COUNT(names); n++) {
         set_or_unset(names[n], before[n]);
         free(before[n]);
+    }
+}
+
+/* A word that the engine does not know is no plan, and the message names those that it knows. */
+static void unknown_choices_are_refused(void **state) {
+    static const struct {
+        const char *name, *value, *message;
+    } cases[] = {
+        {"DEEPWELL_EPILOGUES", "al",
+         "the environment variable DEEPWELL_EPILOGUES is \"al\"; expected \"off\" or \"all\"; "
+         "unset it "
+         "for the default"},
+        {"DEEPWELL_LOGITS", "block",
+         "the environment variable DEEPWELL_LOGITS is \"block\"; expected \"kept\" or \"blocks\"; "
+         "unset "
+         "it for the default"},
+    };
+    (void)state;
+    need_compiler();
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        char *before = getenv(cases[i].name) ? strdup(getenv(cases[i].name)) : NULL;
+        dw_engine_options options = DW_ENGINE_OPTIONS_DEFAULT;
+        dw_graph *graph = build(model_gpt, 0.0);
+        dw_plan *plan = NULL;
+        problem p;
+        problem_begin(&p, graph, 2, 7);
+        OK(dw_device_find("plan:sm_90a", &options.device));
+        dw_engine *engine = make_engine_with(&p, &options);
+        setenv(cases[i].name, cases[i].value, 1);
+        assert_int_equal(dw_engine_plan(engine, p.sizes, &plan), DW_INVALID_ARGUMENT);
+        assert_non_null(strstr(dw_last_error(), cases[i].message));
+        setenv(cases[i].name, "", 1); /* the default */
+        OK(dw_engine_plan(engine, p.sizes, &plan));
+        set_or_unset(cases[i].name, before);
+        free(before);
+        dw_plan_release(plan);
+        dw_engine_destroy(engine);
+        problem_end(&p);
+        dw_graph_destroy(graph);
     }
 }
 
@@ -1553,6 +1606,7 @@ int main(void) {
         cmocka_unit_test(a_composite_whose_kernel_depends_on_a_size_runs_at_every_size),
         cmocka_unit_test(a_refused_kernel_leaves_the_call_to_the_next),
         cmocka_unit_test(products_of_a_library_have_no_epilogue),
+        cmocka_unit_test(unknown_choices_are_refused),
         cmocka_unit_test(programs_that_find_magnitudes_stay_alone),
         cmocka_unit_test(an_index_outside_is_reported_when_the_caller_waits),
         cmocka_unit_test(a_tensor_that_is_not_aligned_is_refused),

@@ -287,6 +287,8 @@ static const char *const more_cases[] = {
     "scatter_add i64[700]:index300 bf16[3,700,64] axis=1 size=[300]",
     "embedding_backward i64[9,700]:index1000 f32[9,700,4] size=[1000] padding_index=7",
     "embedding_backward i64[40]:index5 f16[40,520] size=[5]",
+    "embedding_backward i64[1300]:index900 bf16[1300,64] size=[900] padding_index=3",
+    "embedding_backward i32[600]:index9000 bf16[600,1024] size=[9000]", /* zeros beside sums */
     "cumsum f32[3,2500] axis=1",
     "cumsum bf16[3,70,40] axis=1 reverse=1",
     "reduce_sum f32[2,5000] axes=[1]",
@@ -319,6 +321,7 @@ static const char *const more_cases[] = {
     "layer_norm bf16[5,2048] bf16[2048] bf16[2048] eps=1e-5",
     "layer_norm f32[3,1000] f32[1000] - eps=1e-5",
     "layer_norm_backward bf16[9,2048] bf16[9,2048] bf16[2048] f32[9] f32[9]",
+    "layer_norm_backward bf16[8000,24] bf16[8000,24] bf16[24] f32[8000] f32[8000]",
     "layer_norm_backward f16[5,4096] f16[5,4096] - f32[5] f32[5]",
     "rope bf16[2,5,7,64] bf16[1,1,7,64] bf16[1,1,7,64] interleaved=0 transposed=0",
     "rope f16[2,9,3,80] f16[2,1,3,32] f16[2,1,3,32] interleaved=0 transposed=1",

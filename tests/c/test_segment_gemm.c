@@ -10,7 +10,7 @@ static const char blackwell[] = "emulator:sm_100a", hopper[] = "emulator:sm_90a"
 
 /* ---- one call ------------------------------------------------------------------------------------ */
 
-enum { MOST_GROUPS = 96, X = 0, OPERAND = 1, OFFSETS = 2, BIAS = 3 };
+enum { MOST_GROUPS = 96, MOST_ROWS = 1024, X = 0, OPERAND = 1, OFFSETS = 2, BIAS = 3 };
 
 /* The rows of x in groups, by the number of rows of each. */
 typedef struct groups {
@@ -27,6 +27,8 @@ typedef struct problem {
     bool f16, f32_result, bias, addend, in_place, turned; /* turned: w is [groups, width, n] */
     int tile, sms;
     uint64_t seed;
+    int gather; /* GATHER of sm90_gather_params.h: rows of x, or of the other operand, are given by an index */
+    bool placed; /* rows of the result are multiplied by weights, and stored by an index */
 } problem;
 
 typedef struct run {
@@ -34,6 +36,10 @@ typedef struct run {
     const groups *groups;
     const dw_device *device;
     int rows, offsets[MOST_GROUPS + 1];
+    int tokens, index[MOST_ROWS]; /* the rows of the operand that has an index, and the index */
+    int places[MOST_ROWS];        /* of the result's rows: a permutation */
+    void *device_index, *device_places;
+    matrix weights;
     matrix x, operand, bias, addend, result;
     void *device_offsets;
     dw__operation_call call;
@@ -58,12 +64,63 @@ static dw__tensor tensor_of(const matrix *m, int64_t matrices) {
     return t;
 }
 
+static const matrix *gathered_of(const run *r) {
+    const int gather = r->problem->gather;
+    return gather == DW_SM90_GATHER_NONE ? NULL : gather == DW_SM90_GATHER_A ? &r->x : &r->operand;
+}
+
+/* The last token is in this group alone, and in rows of no group. */
 static void poison(const run *r, matrix *m) {
     const groups *g = r->groups;
+    const bool gathered = m == gathered_of(r);
     if (g->poison < 0) return;
-    for (int i = r->offsets[g->poison]; i < r->offsets[g->poison + 1]; i++)
+    for (int i = gathered ? r->tokens - 1 : r->offsets[g->poison];
+         i < (gathered ? r->tokens : r->offsets[g->poison + 1]); i++)
         for (int j = 0; j < m->columns; j++) set(m, i, j, (i + j) % 2 ? INFINITY : -INFINITY);
     send(m, r->device);
+}
+
+/* Draws the rows that the index names, so that some repeat and some are missing. */
+static void draw_index(run *r, uint64_t *state) {
+    const groups *g = r->groups;
+    assert_true(r->rows <= MOST_ROWS);
+    for (int i = 0; i < r->rows; i++) {
+        const bool last =
+            i >= r->offsets[g->count] ||
+            (g->poison >= 0 && i >= r->offsets[g->poison] && i < r->offsets[g->poison + 1]);
+        r->index[i] = last ? r->tokens - 1 : (int)(random_word(state) % (uint64_t)(r->tokens - 1));
+    }
+    const size_t bytes = (size_t)r->rows * sizeof(int);
+    assert_int_equal(dw_device_allocate(r->device, bytes, &r->device_index), DW_OK);
+    if (bytes) assert_int_equal(r->device->copy_in(r->device_index, r->index, bytes, NULL), DW_OK);
+}
+
+/* Draws the places of the result's rows, and their weights. */
+static void draw_places(run *r, matrix_type type, uint64_t *state) {
+    const size_t bytes = (size_t)r->rows * sizeof(int);
+    for (int i = 0; i < r->rows; i++) {
+        const int other = (int)(random_word(state) % (uint64_t)(i + 1));
+        r->places[i] = r->places[other];
+        r->places[other] = i;
+    }
+    r->weights = (matrix){.rows = 1, .columns = r->rows, .type = type};
+    r->weights.bytes = r->weights.pitch = row_bytes(&r->weights);
+    r->weights.host = malloc(r->weights.bytes + 1);
+    assert_non_null(r->weights.host);
+    for (int i = 0; i < r->rows; i++) set(&r->weights, 0, i, random_value(state, false));
+    assert_int_equal(dw_device_allocate(r->device, r->weights.bytes, &r->weights.device), DW_OK);
+    send(&r->weights, r->device);
+    assert_int_equal(dw_device_allocate(r->device, bytes, &r->device_places), DW_OK);
+    if (bytes)
+        assert_int_equal(r->device->copy_in(r->device_places, r->places, bytes, NULL), DW_OK);
+}
+
+/* The row at which row `row` of the result is stored. */
+static int place_of(const run *r, int row) { return r->problem->placed ? r->places[row] : row; }
+
+/* Row `row` of the sorted rows of an operand. */
+static int row_of(const run *r, const matrix *m, int row) {
+    return m == gathered_of(r) ? r->index[row] : row;
 }
 
 static void open_run(const problem *p, const groups *g, run *r) {
@@ -74,13 +131,18 @@ static void open_run(const problem *p, const groups *g, run *r) {
     *r = (run){.problem = p, .groups = g, .device = device_named(p->gpu)};
     for (int i = 0; i < g->count; i++) r->offsets[i + 1] = r->offsets[i] + g->rows[i];
     r->rows = r->offsets[g->count] + g->spare;
+    r->tokens = r->rows / 3 + 2;
     const int result_rows = p->is_weight ? g->count * p->width : r->rows;
-    place_random(&r->x, r->device, r->rows, p->width, type, &state, false);
+    place_random(&r->x, r->device, p->gather == DW_SM90_GATHER_A ? r->tokens : r->rows, p->width,
+                 type, &state, false);
     if (p->is_weight)
-        place_random(&r->operand, r->device, r->rows, p->n, type, &state, false);
+        place_random(&r->operand, r->device, p->gather == DW_SM90_GATHER_B ? r->tokens : r->rows,
+                     p->n, type, &state, false);
     else
         place_random(&r->operand, r->device, g->count * (p->turned ? p->width : p->n),
                      p->turned ? p->n : p->width, type, &state, false);
+    if (p->gather) draw_index(r, &state);
+    if (p->placed) draw_places(r, type, &state);
     poison(r, &r->x);
     if (p->is_weight) poison(r, &r->operand);
     /* The bias is contiguous. */
@@ -117,6 +179,17 @@ static void open_run(const problem *p, const groups *g, run *r) {
                    .outputs = {tensor_of(&r->result, p->is_weight ? g->count : 0)}};
     if (!p->is_weight) c->inputs[BIAS] = (dw__tensor){.rank = -1};
     if (p->bias) c->inputs[BIAS] = tensor_of(&r->bias, 0);
+    dw__tensor each = {.dtype = DW_I32, .rank = 1, .shape = {r->rows}, .stride = {1}};
+    if (p->gather || p->placed)
+        for (; c->input_count < 7; c->input_count++)
+            c->inputs[c->input_count] = (dw__tensor){.rank = -1};
+    each.data = r->device_index;
+    if (p->gather) c->inputs[p->is_weight && p->gather == DW_SM90_GATHER_A ? 3 : 4] = each;
+    each.data = r->device_places;
+    if (p->placed) c->inputs[5] = each;
+    each.data = r->weights.device;
+    each.dtype = p->f16 ? DW_F16 : DW_BF16;
+    if (p->placed) c->inputs[6] = each;
     if (p->addend) {
         c->accumulates = DW__ADDS_TO_ADDEND;
         c->addend =
@@ -127,6 +200,12 @@ static void open_run(const problem *p, const groups *g, run *r) {
 static void close_run(run *r) {
     matrix *all[] = {&r->x, &r->operand, &r->bias, &r->addend, &r->result};
     for (size_t i = 0; i < DW_COUNT(all); i++) take_away(all[i], r->device);
+    if (r->problem->placed) {
+        take_away(&r->weights, r->device);
+        dw_device_release(r->device, r->device_places, (size_t)r->rows * sizeof(int));
+    }
+    if (r->problem->gather)
+        dw_device_release(r->device, r->device_index, (size_t)r->rows * sizeof(int));
     dw_device_release(r->device, r->device_offsets, ((size_t)r->groups->count + 1) * sizeof(int));
 }
 
@@ -145,7 +224,10 @@ static uint64_t params_of(const problem *p) {
                                       .bias = p->bias,
                                       .residual = p->addend,
                                       .turned_a = p->is_weight,
-                                      .turned_b = p->is_weight || p->turned};
+                                      .turned_b = p->is_weight || p->turned,
+                                      .gather = (uint64_t)p->gather,
+                                      .scatter = p->placed,
+                                      .weighted = p->placed};
     const dw__gemm_shape shape = {.tile = (uint64_t)p->tile,
                                   .scheme_a = DW_SCHEME_BF16,
                                   .scheme_b = DW_SCHEME_BF16,
@@ -182,12 +264,13 @@ typedef struct expected {
 
 /* Elements of x and of the other operand in the sum for row `row` of the group's result: at `k` of the contraction. */
 static double left_of(const run *r, int group, int row, int k) {
-    return r->problem->is_weight ? get(&r->x, r->offsets[group] + k, row)
-                                 : get(&r->x, r->offsets[group] + row, k);
+    return r->problem->is_weight ? get(&r->x, row_of(r, &r->x, r->offsets[group] + k), row)
+                                 : get(&r->x, row_of(r, &r->x, r->offsets[group] + row), k);
 }
 static double right_of(const run *r, int group, int column, int k) {
     const problem *p = r->problem;
-    if (p->is_weight) return get(&r->operand, r->offsets[group] + k, column);
+    if (p->is_weight)
+        return get(&r->operand, row_of(r, &r->operand, r->offsets[group] + k), column);
     return p->turned ? get(&r->operand, group * p->width + k, column)
                      : get(&r->operand, group * p->n + column, k);
 }
@@ -201,7 +284,9 @@ static expected sum_of(const run *r, int group, int row, int column, int k) {
         const double x = left_of(r, group, row, i) * right_of(r, group, column, i);
         sum += x, size += fabs(x);
     }
-    return (expected){sum + bias, (k + 2) * 0x1p-23 * (size + fabs(bias))};
+    const double weight = r->problem->placed ? get(&r->weights, 0, r->offsets[group] + row) : 1;
+    return (expected){weight * (sum + bias),
+                      fabs(weight) * (k + 3) * 0x1p-23 * (size + fabs(bias))};
 }
 
 static void check_element(const run *r, int group, int row, int column, int k, int at) {
@@ -232,15 +317,15 @@ static void check(run *r) {
                   first = p->is_weight ? group * p->width : r->offsets[group];
         for (int row = 0; row < rows; row++)
             for (int column = 0; column < p->n; column++)
-                check_element(r, group, row, column, k, first + row);
+                check_element(r, group, row, column, k, place_of(r, first + row));
     }
     for (int row = 0; row < r->result.rows; row++) expect_untouched(&r->result, row);
     /* Rows of no group are 0, or the addend. */
     for (int row = p->is_weight ? r->result.rows : r->offsets[g->count]; row < r->result.rows;
          row++)
         for (int column = 0; column < p->n; column++)
-            assert_true(get(&r->result, row, column) ==
-                        (p->addend ? get(&r->addend, row, column) : 0));
+            assert_true(get(&r->result, place_of(r, row), column) ==
+                        (p->addend ? get(&r->addend, place_of(r, row), column) : 0));
 }
 
 static void expect_right(const problem *p, const groups *g) {
@@ -324,6 +409,39 @@ static void each_form_is_right(void **state) {
          .tile = 3,
          .addend = true,
          .in_place = true},
+        {.gpu = hopper, .width = 328, .n = 199, .tile = 2, .gather = DW_SM90_GATHER_A},
+        {.gpu = hopper,
+         .width = 72,
+         .n = 131,
+         .tile = 1,
+         .turned = true,
+         .f16 = true,
+         .bias = true,
+         .addend = true,
+         .gather = DW_SM90_GATHER_A},
+        {.gpu = hopper,
+         .width = 136,
+         .n = 139,
+         .tile = 2,
+         .bias = true,
+         .addend = true,
+         .gather = DW_SM90_GATHER_A,
+         .placed = true},
+        {.gpu = hopper, .width = 139, .n = 70, .tile = 1, .f32_result = true, .placed = true},
+        {.gpu = hopper,
+         .is_weight = true,
+         .width = 136,
+         .n = 77,
+         .tile = 0,
+         .f32_result = true,
+         .gather = DW_SM90_GATHER_A},
+        {.gpu = hopper,
+         .is_weight = true,
+         .width = 139,
+         .n = 264,
+         .tile = 2,
+         .addend = true,
+         .gather = DW_SM90_GATHER_B},
     };
     const groups many = many_of_one_row();
     const groups *all[] = {&mixed, &one, &without_rows, &many};

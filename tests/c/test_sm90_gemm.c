@@ -1,5 +1,6 @@
 /* The GEMM of Hopper (cuda/sm90/sm90_gemm.cu) through the library on an emulated one, with the checker on, compared
  * with sums in double. Kernels are compiled when they are first used. */
+#include "kernel/cuda/gpu_kernels.h"
 #include "library_gemm.h"
 
 static const char gpu[] = "emulator:sm_90a";
@@ -62,6 +63,200 @@ static void each_tile_is_right(void **state) {
             check(&p, &r);
             close_run(&r);
         }
+}
+
+static const problem few_tiles = {.m = 70, .n = 72, .k = 4000, .bias = true, .seed = 90};
+
+/* ---- tiles whose contraction blocks share ------------------------------------------------------------- */
+
+/* Enqueues a variant with `split` on a GPU of `sm_count` SMs. The workspace has any contents. */
+static size_t run_split(run *r, const dw__context *on, int tile, void **workspace) {
+    const problem *p = r->problem;
+    const dw__variant *variant;
+    dw__gemm_groups_call call = {
+        .gemm = r->call, .turned = {p->turned_a, p->turned_b}, .groups = {.count = 1}};
+    assert_int_equal(dw__gemm_check_turned(&r->call, call.turned, true), DW_OK);
+    dw__sm90_shape shape = dw__sm90_shape_of(&call, on->sm_count);
+    shape.tile = (uint64_t)tile;
+    shape.split = true;
+    const dw__sm90_split split = dw__sm90_split_of(&call, &shape, on->sm_count);
+    assert_true(split.blocks > 1 && split.blocks <= on->sm_count);
+    if (!*workspace) {
+        assert_int_equal(r->device->allocate(split.bytes, workspace), DW_OK);
+        assert_int_equal(r->device->fill(*workspace, 0xa5, split.bytes), DW_OK);
+    }
+    if (dw__variant_of(on, &dw__sm90_gemm, shape.params, &variant) != DW_OK)
+        fail_msg("%s", dw_last_error());
+    call.gemm.workspace = *workspace;
+    call.gemm.workspace_bytes = split.bytes;
+    if (dw__sm90_enqueue(&call, on, variant) != DW_OK) fail_msg("%s", dw_last_error());
+    return split.bytes;
+}
+
+static void blocks_share_tiles(void **state) {
+    static const struct {
+        problem p;
+        int sm_count, tile; /* its columns */
+    } cases[] = {
+        /* one tile: more blocks than steps, and parts of unequal lengths, the last of no whole step */
+        {{.m = 70, .n = 90, .k = 130}, 16, 128},
+        {{.m = 128, .n = 128, .k = 999, .integers = true}, 7, 128},
+        /* three tiles for five blocks, with every kind of epilogue */
+        {{.m = 300, .n = 100, .k = 459, .residual = true, .bias = true}, 5, 256},
+        {{.m = 300, .n = 100, .k = 459, .f32_output = true, .residual = true, .bias = true},
+         5,
+         192},
+        {{.m = 300,
+          .n = 100,
+          .k = 459,
+          .f16 = true,
+          .bias = true,
+          .residual = true,
+          .activation = DW_ACTIVATION_SWIGLU},
+         5,
+         256},
+        /* a whole round of tiles, and one tile that all blocks share */
+        {{.m = 140, .n = 300, .k = 330, .turned_a = true, .turned_b = true}, 3, 192},
+        {{.m = 140, .n = 300, .k = 330, .f32_output = true, .activation = DW_ACTIVATION_GELU},
+         3,
+         256},
+        /* two blocks for each tile; half of a tile has no rows */
+        {{.m = 60, .n = 200, .k = 512, .turned_b = true, .residual = true, .integers = true},
+         5,
+         128},
+    };
+    (void)state;
+    need_compiler();
+    const dw_device *device = device_named(gpu);
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        problem p = cases[i].p;
+        dw__context some = few_sms();
+        void *workspace = NULL;
+        int tile = 0;
+        run r;
+        p.seed = 70 + i;
+        some.sm_count = cases[i].sm_count;
+        while (dw__sm90_tiles[tile].m != 128 || dw__sm90_tiles[tile].n != cases[i].tile) tile++;
+        open_run(&p, device, &r);
+        const size_t workspace_bytes = run_split(&r, &some, tile, &workspace);
+        check(&p, &r);
+        void *first = malloc(r.d.bytes), *stream, *graph = NULL;
+        assert_non_null(first);
+        memcpy(first, r.d.host, r.d.bytes);
+        /* The same bits again, from a graph, which finds the workspace as the launch before has left it. */
+        assert_int_equal(device->stream_create(&stream), DW_OK);
+        r.call.stream = stream;
+        assert_int_equal(device->graph_begin(stream), DW_OK);
+        (void)run_split(&r, &some, tile, &workspace);
+        assert_int_equal(device->graph_end(stream, &graph), DW_OK);
+        for (int launch = 0; launch < 2; launch++) {
+            memset(r.d.host, 0xFF, r.d.bytes);
+            send(&r.d, device);
+            assert_int_equal(device->graph_launch(graph, stream), DW_OK);
+            assert_int_equal(device->stream_synchronize(stream), DW_OK);
+            fetch(&r.d, device);
+            assert_memory_equal(first, r.d.host, r.d.bytes);
+        }
+        device->graph_destroy(graph);
+        device->stream_destroy(stream);
+        device->release(workspace, workspace_bytes);
+        free(first);
+        close_run(&r);
+    }
+}
+
+/* The public call shares tiles if it is given the workspace that it asks for. */
+static void workspace_is_optional(void **state) {
+    static const problem many_tiles = {.m = 4096, .n = 8192, .k = 512};
+    (void)state;
+    need_compiler();
+    const dw_device *device = device_named(gpu);
+    size_t bytes = 1;
+    const dw_gemm many = {.struct_size = sizeof many,
+                          .device = device,
+                          .dtype = DW_BF16,
+                          .output = DW_BF16,
+                          .m = many_tiles.m,
+                          .n = many_tiles.n,
+                          .k = many_tiles.k,
+                          .alpha = 1,
+                          .a = {NULL, 512},
+                          .b = {NULL, 512},
+                          .d = {NULL, 8192}};
+    assert_int_equal(dw_gemm_workspace(&many, &bytes), DW_OK);
+    assert_int_equal(bytes, 0);
+    run r;
+    open_run(&few_tiles, device, &r);
+    assert_int_equal(dw_gemm_workspace(&r.call, &bytes), DW_OK);
+    assert_true(bytes > 0);
+    for (int given = 0; given < 3; given++) { /* none, too little, enough */
+        void *workspace = NULL;
+        if (given > 0) assert_int_equal(device->allocate(bytes, &workspace), DW_OK);
+        if (given > 0) assert_int_equal(device->fill(workspace, 0, bytes), DW_OK);
+        r.call.workspace = workspace;
+        r.call.workspace_bytes = given == 1 ? bytes - 1 : bytes;
+        send(&r.d, device);
+        if (dw_gemm_run(&r.call) != DW_OK) fail_msg("%s", dw_last_error());
+        check(&few_tiles, &r);
+        if (given == 0) continue;
+        /* Sums of parts are left in it by a split alone. */
+        char *used = malloc(bytes);
+        assert_non_null(used);
+        assert_int_equal(device->copy_out(used, workspace, bytes, NULL), DW_OK);
+        bool wrote = false;
+        for (size_t i = 0; i < bytes; i++) wrote |= used[i] != 0;
+        assert_int_equal(wrote, given == 2);
+        free(used);
+        device->release(workspace, bytes);
+    }
+    close_run(&r);
+}
+
+/* A matmul of a plan gets the workspace, and its rows may run across the contraction. */
+static void plans_share_tiles(void **state) {
+    const problem p = {.m = 72, .n = 64, .k = 4100, .turned_a = true, .turned_b = true, .seed = 91};
+    static const dw_attr across = {.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = 1};
+    const dw__context *context;
+    const dw__variant *variant;
+    const dw_device *device = device_named(gpu);
+    size_t bytes = 0;
+    run r;
+    (void)state;
+    need_compiler();
+    assert_int_equal(device->context(&context), DW_OK);
+    open_run(&p, device, &r);
+    const dw__kernel *kernel = &dw__graph_gemm_hopper;
+    dw__operation_call call = {.call = {.op = DW_OP_MATMUL,
+                                        .attr_count = 1,
+                                        .attrs = &across,
+                                        .input_count = 2,
+                                        .output_count = 1,
+                                        .inputs = {{.dtype = DW_BF16,
+                                                    .rank = 2,
+                                                    .data = r.a.device,
+                                                    .shape = {p.k, p.m},
+                                                    .stride = {r.call.a.stride, 1}},
+                                                   {.dtype = DW_BF16,
+                                                    .rank = 2,
+                                                    .data = r.b.device,
+                                                    .shape = {p.k, p.n},
+                                                    .stride = {r.call.b.stride, 1}}},
+                                        .outputs = {{.dtype = DW_BF16,
+                                                     .rank = 2,
+                                                     .data = r.d.device,
+                                                     .shape = {p.m, p.n},
+                                                     .stride = {r.call.d.stride, 1}}}}};
+    assert_int_equal(kernel->workspace_bytes(kernel, &call, context, &bytes), DW_OK);
+    assert_true(bytes > 0);
+    assert_int_equal(device->allocate(bytes, &call.workspace), DW_OK);
+    if (kernel->prepare(kernel, &call, context, &variant) != DW_OK) fail_msg("%s", dw_last_error());
+    const dw__sm90_shape shape = {.params = variant->params};
+    assert_true(shape.split && shape.turned_a && shape.turned_b);
+    if (kernel->enqueue(&call, context, variant) != DW_OK) fail_msg("%s", dw_last_error());
+    r.call.alpha = 1;
+    check(&p, &r);
+    device->release(call.workspace, bytes);
+    close_run(&r);
 }
 
 static void residual_may_be_d(void **state) {
@@ -237,7 +432,18 @@ static void keep_correct(void) {
     const dw__gemm_turned turned = {true, true};
     r.call.a.stride = r.call.b.stride = 72;
     REQUIRE(dw__sm90_prepare(&r.call, turned, &few, &variant) == DW_OK && !variant->disabled);
-    REQUIRE(lines == 0);
+    close_run(&r);
+    /* With a workspace blocks share the tile. */
+    open_run(&few_tiles, device_named(gpu), &r);
+    REQUIRE(dw_gemm_workspace(&r.call, &r.call.workspace_bytes) == DW_OK);
+    REQUIRE(r.device->allocate(r.call.workspace_bytes, &r.call.workspace) == DW_OK);
+    REQUIRE(dw_gemm_run(&r.call) == DW_OK);
+    check(&few_tiles, &r);
+    const dw__gemm_groups_call shared = {.gemm = r.call, .groups = {.count = 1}};
+    const dw__sm90_shape shape = dw__sm90_shape_of(&shared, 132);
+    REQUIRE(shape.split && dw__variant_of(&few, &dw__sm90_gemm, shape.params, &variant) == DW_OK);
+    REQUIRE(!variant->disabled && lines == 0);
+    r.device->release(r.call.workspace, r.call.workspace_bytes);
     close_run(&r);
 }
 static void correct_kernels_pass(void **state) {
@@ -291,6 +497,39 @@ static int columns_of_tile(int kind, int64_t m, int64_t n, int64_t k, int64_t gr
     return dw__sm90_tiles[shape.tile].n * (dw__sm90_tiles[shape.tile].m == 64 ? -1 : 1);
 }
 
+/* The blocks that share tiles: 0 if there are none. */
+static int sharing_blocks(int64_t m, int64_t n, int64_t k, int *alone) {
+    const dw__gemm_groups_call call = {.gemm = {.dtype = DW_BF16,
+                                                .output = DW_BF16,
+                                                .m = m,
+                                                .n = n,
+                                                .k = k,
+                                                .workspace_bytes = SIZE_MAX},
+                                       .groups = {.count = 1}};
+    const dw__sm90_shape shape = dw__sm90_shape_of(&call, 132);
+    const dw__sm90_split split = dw__sm90_split_of(&call, &shape, 132);
+    *alone = split.alone;
+    return shape.split ? split.blocks : 0;
+}
+
+/* As measured on an H200. */
+static void few_tiles_are_shared(void **state) {
+    int alone;
+    (void)state;
+    /* Tiles of 128 x 128: a whole round and 12 more; 36; 64. */
+    assert_true(sharing_blocks(768, 3072, 16384, &alone) >= 96);
+    assert_int_equal(alone, 132);
+    assert_int_equal(sharing_blocks(768, 768, 16384, &alone), 108);
+    assert_int_equal(alone, 0);
+    assert_int_equal(sharing_blocks(512, 2048, 8192, &alone), 128);
+    assert_int_equal(sharing_blocks(64, 4096, 4096, &alone), 128);
+    /* The exchange of sums would take longer than what it saves. */
+    assert_int_equal(sharing_blocks(512, 4096, 4096, &alone), 0);
+    assert_int_equal(sharing_blocks(2048, 768, 768, &alone), 0);
+    assert_int_equal(sharing_blocks(16384, 768, 768, &alone), 0);
+    assert_int_equal(sharing_blocks(8192, 8192, 8192, &alone), 0);
+}
+
 static void tile_fits_the_call(void **state) {
     const dw_activation none = DW_ACTIVATION_NONE;
     (void)state;
@@ -312,16 +551,14 @@ static void tile_fits_the_call(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(correct_kernels_pass),
-        cmocka_unit_test(wrong_kernels_are_rejected),
-        cmocka_unit_test(small_calls_are_right),
-        cmocka_unit_test(each_tile_is_right),
-        cmocka_unit_test(residual_may_be_d),
-        cmocka_unit_test(tile_fits_the_call),
+        cmocka_unit_test(correct_kernels_pass),  cmocka_unit_test(wrong_kernels_are_rejected),
+        cmocka_unit_test(small_calls_are_right), cmocka_unit_test(each_tile_is_right),
+        cmocka_unit_test(residual_may_be_d),     cmocka_unit_test(tile_fits_the_call),
+        cmocka_unit_test(blocks_share_tiles),    cmocka_unit_test(workspace_is_optional),
+        cmocka_unit_test(plans_share_tiles),     cmocka_unit_test(few_tiles_are_shared),
         cmocka_unit_test(rows_have_factors_and_squares),
         cmocka_unit_test(a_norm_lies_between_two_products),
         cmocka_unit_test(mistakes_with_rows_are_reported),
-
     };
     return cmocka_run_group_tests(tests, find_compiler, NULL);
 }

@@ -20,6 +20,7 @@ typedef struct problem {
     int groups; /* 0: one product */
     bool turned, bias, f16, drops_y, halves;
     bool weighs;      /* the last input is a vector of an element for each row */
+    bool draws;       /* the last input is the key of random numbers */
     unsigned summed;  /* a bit for each result whose rows are summed */
     unsigned dropped; /* those of them that nobody reads */
     int sms;
@@ -32,10 +33,12 @@ typedef struct run {
     matrix x, w, bias, y, inputs[MOST_TENSORS], results[MOST_TENSORS], expected[MOST_TENSORS];
     matrix sums[MOST_TENSORS];
     int offsets[MOST_GROUPS + 1];
-    void *device_offsets, *workspace;
+    void *device_offsets, *device_key, *workspace;
     size_t workspace_bytes;
     dw_attr body;
 } run;
+
+static const int64_t random_key[2] = {0x123456789abcdef, 77};
 
 static dw__tensor tensor_of(const matrix *m) {
     const dw_matrix view = matrix_of(m);
@@ -94,6 +97,8 @@ static void open_run(const problem *p, run *r) {
     const size_t bytes = sizeof r->offsets;
     assert_int_equal(dw_device_allocate(r->device, bytes, &r->device_offsets), DW_OK);
     assert_int_equal(r->device->copy_in(r->device_offsets, r->offsets, bytes, NULL), DW_OK);
+    assert_int_equal(dw_device_allocate(r->device, sizeof random_key, &r->device_key), DW_OK);
+    assert_int_equal(r->device->copy_in(r->device_key, random_key, sizeof random_key, NULL), DW_OK);
 }
 
 static void close_run(run *r) {
@@ -107,6 +112,7 @@ static void close_run(run *r) {
     }
     dw_device_release(r->device, r->device_offsets, sizeof r->offsets);
     dw_device_release(r->device, r->workspace, r->workspace_bytes);
+    dw_device_release(r->device, r->device_key, sizeof random_key);
 }
 
 static dw__call program_of(const run *r, const matrix *results) {
@@ -124,6 +130,9 @@ static dw__call program_of(const run *r, const matrix *results) {
         *second = *first;
         second->data = (char *)first->data + 2 * p->n;
     }
+    if (p->draws)
+        c.inputs[p->inputs - 1] = (dw__tensor){
+            .data = r->device_key, .dtype = DW_I64, .rank = 1, .shape = {2}, .stride = {1}};
     for (int o = 0; o < p->results; o++) c.outputs[o] = tensor_of(&results[o]);
     return c;
 }
@@ -416,6 +425,25 @@ static void sums_have_the_same_bits_in_every_run(void **state) {
     free(first);
 }
 
+#define DROPOUT_AND_RESIDUAL "t0=dropout(i0,i2,c0.1,c3);t1=add(t0,i1);out(t1)"
+
+/* Elements are dropped by their numbers in the tensor. */
+static const problem that_draw[] = {
+    {"t0=dropout(i0,i1,c0.3,c5);out(t0)", 2, 1, 0, .m = 300, .n = 280, .k = 200, .draws = true,
+     .bias = true, .drops_y = true, .sms = 2},
+    {DROPOUT_AND_RESIDUAL, 3, 1, 0, .m = 260, .n = 331, .k = 130, .draws = true, .f16 = true,
+     .sms = 1},
+    {"t0=gelu_tanh_backward(i1,i0);t1=dropout(t0,i2,c0.5,c1);t2=dropout(t1,i2,c0.25,c2);out(t2)", 3,
+     1, 0, .m = 140, .n = 520, .k = 70, .draws = true, .turned = true, .sms = 2},
+    {"t0=swiglu(i1,i0);t1=dropout(t0,i2,c0.5,c9);out(t1,t0)", 3, 2, 1, .groups = 4, .m = 440,
+     .n = 136, .k = 130, .halves = true, .draws = true, .drops_y = true, .sms = 1},
+};
+
+static void programs_draw_random_numbers(void **state) {
+    (void)state;
+    expect_all_right(that_draw, DW_COUNT(that_draw));
+}
+
 /* The engine writes a gradient over the value that it is the gradient of. */
 static void results_may_lie_over_operands(void **state) {
     static const problem p = {SWIGLU_BACKWARD, 3,        3,        0,
@@ -458,7 +486,9 @@ static void expect_refused(const run *r, const dw__call *program, int replaced) 
 static void other_programs_are_refused(void **state) {
     static const problem p = {SWIGLU, 2, 1, 1, .m = 40, .n = 48, .k = 64, .sms = 1};
     static const dw_attr draws = {.key = DW_ATTR_KEY_BODY,
-                                  .string = "t0=dropout(i0,i1,c0.1,c3);out(t0)"};
+                                  .string = "t0=dropout(i0,i1,c0.1,c3);out(t0)"},
+                         counts = {.key = DW_ATTR_KEY_BODY,
+                                   .string = "t0=cast_bf16(i1);t1=add(i0,t0);out(t1)"};
     run r;
     (void)state;
     open_run(&p, &r);
@@ -476,7 +506,13 @@ static void other_programs_are_refused(void **state) {
     expect_refused(&r, &program, 1);
     program = program_of(&r, r.results);
     program.attrs = &draws;
-    program.inputs[1] = (dw__tensor){.data = r.device_offsets, .dtype = DW_I64};
+    program.inputs[0] = program.inputs[1];
+    program.inputs[1] = (dw__tensor){.data = r.device_key, .dtype = DW_I64};
+    expect_refused(&r, &program, 0); /* a key has a seed and an offset */
+    program.attrs = &counts;
+    program.inputs[1].rank = 1;
+    program.inputs[1].shape[0] = 2;
+    program.inputs[1].stride[0] = 1;
     expect_refused(&r, &program, 0);
     program = program_of(&r, r.results);
     program.summed = 1;
@@ -488,7 +524,7 @@ static void other_programs_are_refused(void **state) {
 
 static void check_first_use(void) {
     const problem *const some[] = {&dense[0],     &dense[4],     &of_halves[0],
-                                   &of_halves[3], &of_groups[1], &with_sums[0]};
+                                   &of_halves[3], &of_groups[1], &with_sums[0], &that_draw[0]};
     for (size_t i = 0; i < DW_COUNT(some); i++) expect_right(some[i]);
     REQUIRE(lines == 0);
 }
@@ -506,6 +542,7 @@ int main(void) {
         cmocka_unit_test(programs_of_groups_are_right),
         cmocka_unit_test(sums_of_results_are_right),
         cmocka_unit_test(sums_have_the_same_bits_in_every_run),
+        cmocka_unit_test(programs_draw_random_numbers),
         cmocka_unit_test(results_may_lie_over_operands),
         cmocka_unit_test(other_programs_are_refused),
     };

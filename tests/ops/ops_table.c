@@ -502,6 +502,12 @@ static const char *const rows[] = {
     "segment_linear F[193,40] F[3,72,40] i32[4]:offsets50 F[3,72]", /* several tiles of them */
     "segment_linear F[65,17] F[1,17,16] i32[2]:offsets0 transpose_w=0",
     "!segment_linear F[7,5] F[3,4,5] i32[4]:outside8",
+    "segment_linear F[5,7] F[3,4,7] i32[4]:offsets11 F[3,4] i32[13]:index5", /* rows by an index */
+    "segment_linear F[5,7] F[3,7,4] i32[4]:offsets11 - i32[11]:index5 transpose_w=0",
+    "segment_linear F[33,40] F[3,72,40] i32[4]:offsets193 - i32[193]:index33",
+    "!segment_linear F[5,7] F[3,4,7] i32[4]:offsets7 - i32[7]:outside5",
+    "segment_linear F[11,7] F[3,4,7] i32[4]:offsets9 F[3,4] - - F[11]", /* and with weights and places */
+    "segment_linear F[5,7] F[3,4,7] i32[4]:offsets9 F[3,4] i32[11]:index5 i32[11]:places F[11]",
     "segment_linear_backward_weight F[7,5] F[7,4] i32[4]:offsets7",
     "segment_linear_backward_weight F[17,31] F[17,33] i32[6]:offsets17",
     "segment_linear_backward_weight F[5,3] F[5,17] i32[34]:offsets5",
@@ -513,6 +519,10 @@ static const char *const rows[] = {
     "segment_linear_backward_weight F[11,5] F[11,4] i32[4]:offsets7",
     "segment_linear_backward_weight F[65,72] F[65,16] i32[3]:offsets0",
     "!segment_linear_backward_weight F[7,5] F[7,4] i32[4]:outside8",
+    "segment_linear_backward_weight F[5,7] F[11,4] i32[4]:offsets11 i32[11]:index5",
+    "segment_linear_backward_weight F[11,7] F[5,4] i32[4]:offsets9 - i32[11]:index5",
+    "segment_linear_backward_weight F[33,72] F[65,16] i32[3]:offsets65 i32[65]:index33",
+    "!segment_linear_backward_weight F[11,7] F[5,4] i32[4]:offsets9 - i32[11]:outside5",
     "spread_rows F[7,5] i32[7,3]:places",
     "spread_rows F[17,64] i32[17,2]:places F[17,2]",
     "spread_rows F[5,33] i32[5,1]:places F[5,1]",

@@ -75,15 +75,19 @@ def _deterministic():
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Prints the 15 slowest tests, with the time of their fixtures, in a few lines."""
-    seconds = collections.Counter()
+    """Prints the 15 slowest tests and files, with the time of fixtures, in a few lines."""
+    tests, files = collections.Counter(), collections.Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid.removeprefix("tests/python/")] += report.duration
-    slowest = [f"{name}\u00a0{time:.1f}" for name, time in seconds.most_common(15) if time >= 1]
-    if slowest:
-        terminalreporter.write_line("slowest Python tests (s):")
+                name = report.nodeid.removeprefix("tests/python/")
+                tests[name] += report.duration
+                files[name.partition("::")[0]] += report.duration
+    for what, seconds in (("tests", tests), ("files", files)):
+        slowest = [f"{name}\u00a0{time:.1f}" for name, time in seconds.most_common(15) if time >= 1]
+        if not slowest:
+            continue
+        terminalreporter.write_line(f"slowest Python {what} (s):")
         lines = textwrap.wrap(
             ", ".join(slowest), 118, break_long_words=False, break_on_hyphens=False
         )

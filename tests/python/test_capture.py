@@ -344,7 +344,7 @@ def late_keys(batch: int, length: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("batch_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_encoder_layer(train: bool, norm_first: bool, batch_first: bool, activation: str) -> None:
     module = encoder_layer(norm_first=norm_first, batch_first=batch_first, activation=activation)
@@ -409,7 +409,7 @@ def same(x: torch.Tensor) -> Tuple[torch.Tensor, ...]:
     return (x, x.clone(), x.clone())
 
 
-@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("need_weights", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "options",
     [
@@ -454,7 +454,7 @@ MHA_MASKS: Dict[str, Callable[[int, int], Dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("need_weights", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("masks", MHA_MASKS)
 @pytest.mark.filterwarnings("ignore:Support for mismatched")
 def test_mha_masks(masks: str, need_weights: bool) -> None:
@@ -511,7 +511,7 @@ LAYERS: Dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("layer", LAYERS)
 def test_layer(layer: str, train: bool) -> None:
     module = LAYERS[layer]().double().train(train)

@@ -280,6 +280,60 @@ def test_grouped_gradients(device, precision, dtype, n, k, kernel, turned, quick
         assert grouped.reason is None
 
 
+@pytest.mark.parametrize("device", [None, pytest.param(HOPPER, marks=needs_compiler)])
+@pytest.mark.parametrize("turned", [True, False], ids=["weights.mT", "weights"])
+def test_rows_by_an_index(device, turned, quick_first_use):
+    """Tokens that several experts have chosen, and none of them is copied: results and both gradients as of copies."""
+    sizes, n, k = [3, 0, 70, 1, 27], 136, 72
+    draw = torch.Generator().manual_seed(n)
+    rows = torch.randint(0, 40, (sum(sizes),), generator=draw)
+    a = torch.randn(40, k, generator=draw).bfloat16().requires_grad_()
+    shape = (len(sizes), n, k) if turned else (len(sizes), k, n)
+    weights = torch.randn(shape, generator=draw).bfloat16().requires_grad_()
+    dy = torch.randn(sum(sizes), n, generator=draw).bfloat16()
+    grouped = GroupedGEMMKernel(device=device).initialize(len(sizes), n, k, "bf16")
+    made = grouped.gemm(a, weights.mT if turned else weights, sizes, rows=rows)
+    made.backward(dy)
+    if device is not None:
+        assert grouped.backend == grouped.gradient_backend == f"kernel sm90_segment on {device}"
+    x, w, d = (values_of(t.detach(), "bf16") for t in (a, weights, dy))
+    w, dw_ = (w, weights.grad) if turned else (w.mT, weights.grad.mT)
+    step = 2**-23 if device is None else CUT
+    dx = torch.zeros(x.shape, dtype=torch.float64)
+    for group, part in grouped_parts(sizes):
+        check(made.detach()[part], x[rows[part]], w[group], step=step)
+        check(dw_[group], d[part].t(), x[rows[part]].t(), step=step)
+        dx.index_add_(0, rows[part], d[part] @ w[group])
+    # Rows of the gradient are rounded to BF16 before their sum is.
+    size = torch.zeros_like(dx)
+    for group, part in grouped_parts(sizes):
+        size.index_add_(0, rows[part], d[part].abs() @ w[group].abs())
+    assert ((a.grad.double() - dx).abs() <= 2**-7 * size).all()
+    with pytest.raises(ValueError, match="expected 0 to 39"):
+        grouped.gemm(a, weights.mT if turned else weights, sizes, rows=rows + 1000)
+
+
+@needs_compiler
+def test_rows_are_stored_by_an_index_with_weights(quick_first_use):
+    """Row r goes to row rows_out[r], times its weight, with one rounding; also rows of no group, which are 0."""
+    draw = torch.Generator().manual_seed(7)
+    a, weights = (torch.randn(s, generator=draw).bfloat16() for s in [(25, 64), (3, 48, 64)])
+    rows, out = (
+        torch.randint(0, 25, (50,), generator=draw).int(),
+        torch.randperm(50, generator=draw),
+    )
+    weight = torch.randn(50, generator=draw).bfloat16()
+    offsets = torch.tensor([0, 9, 9, 41], dtype=torch.int32)
+    for dtype in (torch.bfloat16, torch.float32):
+        y, name = gemm.launch_segments(
+            HOPPER, a, weights, offsets, dtype, rows_in=rows, rows_out=out.int(), weights=weight
+        )
+        assert name == "sm90_segment" and (y[out[41:]] == 0).all()
+        for group, part in ((0, slice(0, 9)), (2, slice(9, 41))):
+            x = a[rows[part]].double() * weight[part, None].double()
+            check(y[out[part]], x, weights[group].double(), step=CUT)
+
+
 @needs_compiler
 def test_rows_behind_the_last_group_are_zero(quick_first_use):
     """The kernels read the groups' bounds on their device, where they may leave rows out; NaNs there reach no result."""
@@ -439,7 +493,7 @@ def test_the_document_runs(capsys):
     """Runs all Python blocks of docs/kernels.md in one namespace and compares what they print with their comments."""
     text = (pathlib.Path(__file__).parents[2] / "docs/kernels.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     code = "\n".join(blocks)
     exec(compile(code, "docs/kernels.md", "exec"), {})
     printed = capsys.readouterr().out

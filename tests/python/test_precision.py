@@ -733,6 +733,44 @@ def test_programs_find_the_scale_of_what_they_make():
             assert (cpu - gpu).norm() < 0.02 * cpu.norm()
 
 
+@needs_compiler
+def test_programs_make_the_codes_of_what_they_compute(monkeypatch):
+    """SwiGLU and its gradient write the codes that the next products read, which have the bits of two kernels. The gate's
+    rows are special: tiles of the gradient with an infinity are encoded by division."""
+
+    class Layer(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.up = torch.nn.Linear(48, 136), torch.nn.Linear(48, 136)
+            self.down = torch.nn.Linear(136, 32)
+
+        def forward(self, x):
+            return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+    torch.manual_seed(0)
+    plain = Layer().bfloat16()
+    x, dy = torch.randn(2, 72, 48).bfloat16(), torch.randn(2, 72, 32).bfloat16()
+    dy[1, 70, 3] = float("inf")
+    found = []
+    for epilogues in ("off", "on"):
+        monkeypatch.setenv("DEEPWELL_EPILOGUES", epilogues)
+        model = deepwell.compile(
+            copy.deepcopy(plain),
+            precision=deepwell.PrecisionPolicy("fp8-block", []),
+            example_inputs=torch.zeros_like(x, requires_grad=True),
+            target="emulator:sm_90a",
+        )
+        own = x.clone().requires_grad_()
+        y = model(own)
+        y.backward(dy)
+        made = [op.phase for op in model.compiled_ops if op.kernel == "program_codes"]
+        assert made == ([] if epilogues == "off" else ["forward", "backward"])
+        found.append([y.detach(), own.grad, *(p.grad for p in model.parameters())])
+    assert all(t.isfinite().all() for t in found[0][:1])
+    for apart, together in zip(*found):
+        assert torch.equal(apart.view(torch.int16), together.view(torch.int16))
+
+
 def policy_with_rule(recipe):
     name, _, rule = recipe.partition("+")
     if not rule:

@@ -310,36 +310,43 @@ class _Bounds:
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """a [rows, k] times b [groups, k, n], and the gradients of both: GEMMs of the same groups."""
+    """a [rows, k], or rows of a by an index, times b [groups, k, n], and the gradients of both: GEMMs of the same
+    groups."""
 
     @staticmethod
-    def forward(ctx, a, b, bounds: _Bounds, kernel: GroupedGEMMKernel, dtype: torch.dtype):
+    def forward(ctx, a, b, bounds: _Bounds, kernel: GroupedGEMMKernel, dtype: torch.dtype, rows):
         narrow = _gemm.NUMBERS[kernel.precision]
         # Whichever of b and its transpose is contiguous is read as it lies.
         plain = b.is_contiguous()
         x, w = a.to(narrow), (b if plain else b.mT.contiguous()).to(narrow)
         ctx.save_for_backward(x, w)
         ctx.bounds, ctx.kernel, ctx.plain = bounds, kernel, plain
-        ctx.dtypes = a.dtype, b.dtype
-        made, kernel.backend, kernel.reason = kernel._rows(x, w, plain, bounds, dtype)
+        ctx.dtypes, ctx.rows = (a.dtype, b.dtype), rows
+        made, kernel.backend, kernel.reason = kernel._rows(x, w, plain, bounds, dtype, rows)
         return made
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
         x, w = ctx.saved_tensors
-        kernel, bounds, plain = ctx.kernel, ctx.bounds, ctx.plain
+        kernel, bounds, plain, rows = ctx.kernel, ctx.bounds, ctx.plain, ctx.rows
         dy, da, db, ran = dy.to(x.dtype), None, None, []
         if ctx.needs_input_grad[0]:
             da, backend, _ = kernel._rows(dy, w, not plain, bounds, ctx.dtypes[0])
+            if rows is not None:  # sums in an order that does not change
+                wide = torch.float64 if da.dtype == torch.float64 else torch.float32
+                sums = torch.zeros(x.shape, dtype=wide, device=x.device)
+                da = sums.index_put_((rows.long(),), da.to(wide), accumulate=True).to(da.dtype)
             ran.append(backend)
         if ctx.needs_input_grad[1]:
+            if rows is not None:  # by an index these sums take longer than the copy and they
+                x = x[rows.long()]
             pair = (x, dy) if plain else (dy, x)
             db, backend, _ = kernel._sums(*pair, bounds, ctx.dtypes[1])
             db = db if plain else db.mT
             ran.append(backend)
         kernel.gradient_backend = " and ".join(dict.fromkeys(ran))
-        return da, db, None, None, None
+        return da, db, None, None, None, None
 
 
 class GroupedGEMMKernel:
@@ -378,7 +385,7 @@ class GroupedGEMMKernel:
         return self
 
     def gemm(
-        self, a: torch.Tensor, b: torch.Tensor, group_sizes=None, *, offsets=None
+        self, a: torch.Tensor, b: torch.Tensor, group_sizes=None, *, offsets=None, rows=None
     ) -> torch.Tensor:
         """Returns [rows, n]: the rows of group g of a [rows, k], times b[g] of b [groups, k, n].
 
@@ -391,6 +398,10 @@ class GroupedGEMMKernel:
         `offsets` in place of `group_sizes`: int32 [groups + 1] on the device of a, which several calls may share: group
         g has the rows offsets[g] to offsets[g + 1]. On a GPU they are not checked: they must begin with 0, ascend, and
         be at most the number of rows.
+
+        `rows`: int32 or int64 [rows] on the device of a, such as the tokens that chose an expert: row r of the groups is
+        a[rows[r]]. In BF16 and FP16 an H100 or H200 reads these rows where they are; elsewhere, and for the gradient of b,
+        they are copied first, and the copies are not kept.
         """
         if self.precision is None:
             raise DeepwellError("initialize(groups, n, k, precision) has not been called")
@@ -405,9 +416,29 @@ class GroupedGEMMKernel:
                 f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}: expected (rows, {self.k}) and "
                 f"{(self.groups, self.k, self.n)}"
             )
-        bounds = _Bounds(group_sizes, offsets, self.groups, a)
+        if rows is not None:
+            if rows.dim() != 1 or rows.dtype not in (torch.int32, torch.int64):
+                raise ValueError(
+                    f"rows is {rows.dtype} {tuple(rows.shape)}: expected one int32 or int64 for each row"
+                )
+            if rows.device != a.device:
+                raise ValueError(
+                    f"rows is on {rows.device} and a on {a.device}: expected one device"
+                )
+            if (
+                rows.device.type == "cpu"
+                and len(rows)
+                and not 0 <= rows.min() <= rows.max() < len(a)
+            ):
+                raise ValueError(
+                    f"rows has {rows.min()} to {rows.max()}: expected 0 to {len(a) - 1}"
+                )
+            rows = rows.detach().int().contiguous()
+        bounds = _Bounds(group_sizes, offsets, self.groups, a if rows is None else rows)
         if self.precision in _gemm.NUMBERS:
-            return _GroupedProduct.apply(a, b, bounds, self, dtype)
+            return _GroupedProduct.apply(a, b, bounds, self, dtype, rows)
+        if rows is not None:
+            a = a[rows.long()]
         _refuse_gradients(a, b)
         made, self.backend, self.reason = self._one_by_one(
             a.detach(), b.detach().mT, False, bounds, dtype
@@ -416,11 +447,13 @@ class GroupedGEMMKernel:
 
     # ---- products of one precision: (result, what computed it, why no kernel did or None) ----
 
-    def _rows(self, x, w, plain: bool, bounds: _Bounds, dtype: torch.dtype):
-        """Multiplies rows [rows, k] by w [groups, k, n] if `plain`, else [groups, n, k]."""
-        made, name = self._segments(x, w, bounds, dtype, plain_b=plain)
+    def _rows(self, x, w, plain: bool, bounds: _Bounds, dtype: torch.dtype, rows=None):
+        """Multiplies rows [rows, k], those of x or x[rows], by w [groups, k, n] if `plain`, else [groups, n, k]."""
+        made, name = self._segments(x, w, bounds, dtype, plain_b=plain, rows_in=rows)
         if made is not None:
             return made, name, None
+        if rows is not None:
+            return self._rows(x[rows.long()], w, plain, bounds, dtype)
         width = w.shape[2] if plain else w.shape[1]
         reason = name
         # One call writes the type of its operands: a wider result needs a call for each group.
@@ -445,7 +478,7 @@ class GroupedGEMMKernel:
             reason = reason or told
         return made, _in_turn(ran), reason
 
-    def _segments(self, x, w, bounds: _Bounds, dtype: torch.dtype, **kind: bool):
+    def _segments(self, x, w, bounds: _Bounds, dtype: torch.dtype, **kind):
         """Returns (None, why not or None) where the kernels for groups on the GPU do not run."""
         device = self.device or "cuda"
         if self.kernel is None:

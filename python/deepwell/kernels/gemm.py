@@ -255,7 +255,7 @@ def _on_device(device: str, x: torch.Tensor, run):
 
 def _workspace(device: str, x: torch.Tensor, call, kernel: str | None):
     """Returns (memory or None, its bytes), or the reason why the kernel does not support the call."""
-    if kernel is None:
+    if kernel is None and device != "cuda":
         return None, 0
     needed = _on_device(device, x, lambda stream: call(stream, 0, -1))
     if isinstance(needed, str):
@@ -419,11 +419,19 @@ def launch_segments(
     contraction: bool = False,
     plain_b: bool = False,
     kernel: str | None = None,
+    rows_in: torch.Tensor | None = None,
+    rows_in_of_b: bool = False,
+    rows_out: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor | None, str]:
     """Multiplies groups of rows whose bounds stay on the device: group g of a has the rows offsets[g] to offsets[g + 1].
 
     Returns a_g b_g^T [rows, n] with b [groups, n, k]; with `plain_b` a_g b_g with b [groups, k, n]; with `contraction`
-    a_g^T b_g [groups, k, n] with b [rows, n]. Rows behind the last offset are 0, or left out of the sums. Beside the
+    a_g^T b_g [groups, k, n] with b [rows, n]. Rows behind the last offset are 0, or left out of the sums.
+
+    Rows by an index, int32 [rows] each, on an H100 or H200 alone: with `rows_in` row r of the groups is row rows_in[r] of
+    a, or with `rows_in_of_b`, in a contraction, of b; with `rows_out`, a permutation, row r of the result is stored as its
+    row rows_out[r]. `weights` [rows], of a's type, multiply the result's rows before they are rounded. Beside the
     result comes the name of the kernel that computed it; or None and the reason why no kernel supports the call."""
     if device == "cuda" and a.device.type != "cuda":
         return None, "the operands are on the CPU"
@@ -431,7 +439,7 @@ def launch_segments(
         return None, f"{device} multiplies tensors on the CPU, and the operands are on {a.device}"
     if a.dtype not in DTYPES or out_dtype not in (a.dtype, torch.float32):
         return None, f"no kernel multiplies groups of {a.dtype} with a result of {out_dtype}"
-    rows, k = a.shape
+    rows, k = len(rows_in) if rows_in is not None else len(a), a.shape[1]
     groups = len(offsets) - 1
     n = b.shape[2] if plain_b else b.shape[1]
     shape = (groups, k, n) if contraction else (rows, n)
@@ -452,6 +460,13 @@ def launch_segments(
             out.data_ptr(),
             stream,
             kernel,
+            (
+                rows_in.data_ptr() if rows_in is not None else 0,
+                0 if rows_in is None else len(b if rows_in_of_b else a),
+                rows_in_of_b,
+                rows_out.data_ptr() if rows_out is not None else 0,
+                weights.data_ptr() if weights is not None else 0,
+            ),
         )
 
     name, reason = _on_device(device, a, run)

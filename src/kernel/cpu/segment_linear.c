@@ -90,8 +90,8 @@ static dw_status linear_supports(const dw__kernel *kernel, const void *given,
                                  const dw__gpu_target *gpu) {
     const dw__call *call = given;
     (void)gpu;
-    const dw__tensor *w = &call->inputs[1], *b = &call->inputs[3];
-    if (call->input_count > 3 && b->rank >= 0 && !rows_fit(b)) return dw__kernel_refuse(kernel);
+    const dw__tensor *w = &call->inputs[1], *b = dw__call_optional(call, 3);
+    if (dw__call_gathers(call) || (b && !rows_fit(b))) return dw__kernel_refuse(kernel);
     return rows_fit(&call->inputs[0]) && w->dtype == DW_F32 &&
                    dw__tensor_is_contiguous(&call->outputs[0])
                ? DW_OK
@@ -166,7 +166,7 @@ static dw_status weight_supports(const dw__kernel *kernel, const void *given,
                                  const dw__gpu_target *gpu) {
     const dw__call *call = given;
     (void)gpu;
-    return rows_fit(&call->inputs[0]) && rows_fit(&call->inputs[1]) &&
+    return !dw__call_gathers(call) && rows_fit(&call->inputs[0]) && rows_fit(&call->inputs[1]) &&
                    dw__tensor_is_contiguous(&call->outputs[0])
                ? DW_OK
                : dw__kernel_refuse(kernel);
@@ -248,7 +248,7 @@ static const dw__kernel segment_linear = {
     .name = "cpu.segment_linear.gemms",
     .op = DW_OP_SEGMENT_LINEAR,
     .source = "ours, one GEMM per group",
-    .needs = "rows of F32",
+    .needs = "rows of F32, not by an index",
     .supports = linear_supports,
     .workspace_bytes = linear_scratch,
     .library_bytes = linear_library,
@@ -259,7 +259,7 @@ static const dw__kernel segment_linear_backward_weight = {
     .name = "cpu.segment_linear_backward_weight.gemms",
     .op = DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT,
     .source = "ours, one GEMM per group",
-    .needs = "rows of F32",
+    .needs = "rows of F32, not by an index",
     .supports = weight_supports,
     .workspace_bytes = weight_scratch,
     .library_bytes = weight_library,

@@ -58,8 +58,12 @@ dw_status dw__elementwise_print_steps(const dw__body *body, const dw_dtype *outp
                                       dw__text *source);
 /* The type of cuda/common/element_types.h for an element. */
 const char *dw__elementwise_element(dw_dtype dtype);
-/* True of a body whose results depend on its operands alone, and that has no data errors. */
-bool dw__elementwise_is_pure(const dw__body *body);
+/* True of a body that may have data errors: it divides integers, or raises them to powers. */
+bool dw__elementwise_may_fail(const dw__body *body);
+/* True if the body reads input `i` as the key of random numbers and not otherwise. */
+bool dw__elementwise_is_random_key(const dw__body *body, uint32_t i);
+/* The inverse that quotient() of cuda/common/elementwise.cuh multiplies by; the size is below 2^31. */
+int64_t dw__elementwise_inverse(int64_t size);
 /* Number of words of that array. */
 size_t dw__elementwise_words(const dw__elementwise_form *form);
 /* Writes the array. `it`: the iteration of a call that has this form. */

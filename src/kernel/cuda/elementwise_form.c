@@ -173,8 +173,7 @@ size_t dw__elementwise_words(const dw__elementwise_form *form) {
     return words;
 }
 
-/* The inverse that quotient() of cuda/common/elementwise.cuh multiplies by; sizes are below 2^31. */
-static int64_t inverse_of(int64_t size) {
+int64_t dw__elementwise_inverse(int64_t size) {
     int shift = 0;
     while ((INT64_C(1) << shift) < size) shift++;
     const uint64_t excess = (UINT64_C(1) << shift) - (uint64_t)size;
@@ -199,7 +198,7 @@ void dw__elementwise_fill(const dw__elementwise_form *form, const dw__iteration 
     for (int axis = 1; form->divides && axis < it->rank; axis++) {
         const int64_t size = it->shape[axis] / (axis == it->rank - 1 ? form->vector : 1);
         *word++ = size;
-        *word++ = form->is_wide ? 0 : inverse_of(size);
+        *word++ = form->is_wide ? 0 : dw__elementwise_inverse(size);
     }
     for (uint32_t i = 0; i < c->input_count; i++) {
         const dw__tensor *in = &c->inputs[i];

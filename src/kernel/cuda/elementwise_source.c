@@ -144,10 +144,27 @@ static dw_status print_apply(const dw__body_code *code, dw__text *out) {
     return dw__text_printf(out, "%s)", may_fail(code) ? ", error" : "");
 }
 
-bool dw__elementwise_is_pure(const dw__body *body) {
+bool dw__elementwise_may_fail(const dw__body *body) {
     for (int i = 0; i < body->code_count; i++)
-        if (draws(body->code[i].op) || may_fail(&body->code[i])) return false;
-    return true;
+        if (may_fail(&body->code[i])) return true;
+    return false;
+}
+
+bool dw__elementwise_is_random_key(const dw__body *body, uint32_t input) {
+    bool is_key = false;
+    for (int i = 0; i < body->code_count; i++) {
+        const dw__body_code *code = &body->code[i];
+        for (int j = 0; j < code->operand_count; j++) {
+            const dw__body_operand *operand = &code->operands[j];
+            if (operand->source != DW_BODY_INPUT || operand->index != input) continue;
+            if (!draws(code->op) || j != (code->op == DW_OP_DROPOUT)) return false;
+            is_key = true;
+        }
+    }
+    for (int o = 0; o < body->output_count; o++)
+        if (body->outputs[o].source == DW_BODY_INPUT && body->outputs[o].index == input)
+            return false;
+    return is_key;
 }
 
 /* Operations of BF16 and F16 that have instructions for lanes (HALF_OPERATIONS in cuda/common/elementwise.cuh). */

@@ -160,6 +160,12 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     count_vectors(&params, vector_in(variant->params));
     const int entry = entry_in(variant->params);
     int64_t threads = params.count;
+    if (entry == GATHER) {
+        const int64_t resident = (int64_t)DW_GATHER_RESIDENT * context->sm_count,
+                      blocks = (threads + DW__GPU_THREADS - 1) / DW__GPU_THREADS;
+        return dw__gpu_launch(c, context, entries[entry], variant->functions[0],
+                              blocks < resident ? blocks : resident, DW__GPU_THREADS, &params);
+    }
     if (entry == SCATTER_LINES) threads = params.count / params.axis_size * WARP;
     return dw__gpu_launch_each(c, context, entries[entry], variant->functions[0], threads, &params);
 }

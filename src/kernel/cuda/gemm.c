@@ -741,6 +741,7 @@ static const dw__gpu_family family = {
 static dw_status make_job(const dw_gemm *given, bool launching, dw_gemm *call, dw__gpu_job *j) {
     DW_RETURN_IF_FAILED(dw__gemm_read(given, call));
     DW_RETURN_IF_FAILED(dw__gemm_check(call, launching));
+    if (!call->workspace) call->workspace_bytes = 0;
     *j = (dw__gpu_job){.call = call,
                        .device = call->device,
                        .named = call->kernel,

@@ -2,19 +2,26 @@
  * gradient of its matrices, and runs by the first kernel of the registry that supports it. */
 #include "deepwell/gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 enum { MOST = 1 << 30 };
+
+/* The rows of A or of B. */
+static int64_t rows_of(const dw_segment_gemm *c, bool of_b) {
+    return c->rows_in && (c->rows_in_of_b != 0) == of_b ? c->rows_in_count : c->rows;
+}
 
 static dw_status check(const dw_segment_gemm *c, bool launching) {
     static const char title[] = "segment GEMM";
     const dw__size_range sizes[] = {{"rows", c->rows, 0, MOST},
                                     {"groups", c->groups, 0, MOST},
                                     {"n", c->n, 0, MOST},
-                                    {"k", c->k, 0, MOST}};
+                                    {"k", c->k, 0, MOST},
+                                    {"rows_in_count", c->rows_in_count, 0, MOST}};
     /* A matrix without elements needs no address. */
-    const bool has_a = launching && c->rows > 0 && c->k > 0,
+    const bool has_a = launching && rows_of(c, false) > 0 && c->rows > 0 && c->k > 0,
                has_b = launching && c->n > 0 &&
                        (c->contraction ? c->rows > 0 : c->groups > 0 && c->k > 0),
                has_d = launching && c->n > 0 &&
@@ -30,6 +37,13 @@ static dw_status check(const dw_segment_gemm *c, bool launching) {
         return dw__fail(DW_TYPE, "%s: D's element type is %s; expected %s or f32", title,
                         dw_dtype_name(c->output), dw_dtype_name(c->dtype));
     DW_RETURN_IF_FAILED(dw__check_sizes(title, sizes, DW_COUNT(sizes)));
+    if (c->contraction ? c->rows_out || c->weights : c->rows_in_of_b)
+        return dw__fail(
+            DW_INVALID_ARGUMENT, "%s: %s is set with contraction %d; expected it %s", title,
+            !c->contraction ? "rows_in_of_b"
+            : c->rows_out   ? "rows_out"
+                            : "weights",
+            c->contraction, c->contraction ? "without contraction" : "with contraction");
     return dw__check_addresses(title, addresses, DW_COUNT(addresses));
 }
 
@@ -40,7 +54,16 @@ static dw__tensor tensor_of(const void *data, dw_dtype dtype, int rank, const in
     return t;
 }
 
-static dw__operation_call operation_of(const dw_segment_gemm *c) {
+/* Gives the call an operand of an element for each row; others in front of it that are not there yet are absent. */
+static void add_rows(const dw_segment_gemm *c, const void *data, dw_dtype type, uint32_t at,
+                     dw__call *call) {
+    if (!data) return;
+    for (; call->input_count <= at; call->input_count++)
+        call->inputs[call->input_count] = (dw__tensor){.rank = -1};
+    call->inputs[at] = tensor_of(data, type, 1, &c->rows);
+}
+
+static dw__operation_call plain_operation_of(const dw_segment_gemm *c) {
     static const dw_attr plain = {.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = 0};
     const int64_t bounds = c->groups + 1;
     const dw__tensor offsets = tensor_of(c->offsets, DW_I32, 1, &bounds);
@@ -51,8 +74,9 @@ static dw__operation_call operation_of(const dw_segment_gemm *c) {
                 .op = DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT,
                 .input_count = 3,
                 .output_count = 1,
-                .inputs = {tensor_of(c->a, c->dtype, 2, (int64_t[]){c->rows, c->k}),
-                           tensor_of(c->b, c->dtype, 2, (int64_t[]){c->rows, c->n}), offsets},
+                .inputs = {tensor_of(c->a, c->dtype, 2, (int64_t[]){rows_of(c, false), c->k}),
+                           tensor_of(c->b, c->dtype, 2, (int64_t[]){rows_of(c, true), c->n}),
+                           offsets},
                 .outputs = {tensor_of(c->d, c->output, 3, (int64_t[]){c->groups, c->k, c->n})}}};
     return (dw__operation_call){
         .stream = c->stream,
@@ -61,12 +85,25 @@ static dw__operation_call operation_of(const dw_segment_gemm *c) {
                  .attrs = &plain,
                  .input_count = 3,
                  .output_count = 1,
-                 .inputs = {tensor_of(c->a, c->dtype, 2, (int64_t[]){c->rows, c->k}),
+                 .inputs = {tensor_of(c->a, c->dtype, 2, (int64_t[]){rows_of(c, false), c->k}),
                             tensor_of(c->b, c->dtype, 3,
                                       c->plain_b ? (int64_t[]){c->groups, c->k, c->n}
                                                  : (int64_t[]){c->groups, c->n, c->k}),
                             offsets},
                  .outputs = {tensor_of(c->d, c->output, 2, (int64_t[]){c->rows, c->n})}}};
+}
+
+static dw__operation_call operation_of(const dw_segment_gemm *c) {
+    enum { X_ROWS = 3, Y_ROWS, ROWS = 4, PLACES, WEIGHTS };
+    dw__operation_call made = plain_operation_of(c);
+    add_rows(c, c->rows_in, DW_I32,
+             !c->contraction   ? ROWS
+             : c->rows_in_of_b ? Y_ROWS
+                               : X_ROWS,
+             &made.call);
+    add_rows(c, c->rows_out, DW_I32, PLACES, &made.call);
+    add_rows(c, c->weights, c->dtype, WEIGHTS, &made.call);
+    return made;
 }
 
 /* A kernel that the first-use check refused leaves the call to the next one. */
@@ -93,7 +130,8 @@ static dw_status find(const dw_segment_gemm *c, const dw__operation_call *call,
 static dw_status prepare(const dw_segment_gemm *given, bool launching, dw_segment_gemm *c,
                          dw__operation_call *call, const dw__context **context,
                          const dw__variant **variant) {
-    static const dw__struct known = {"dw_segment_gemm", sizeof *given, {0}};
+    static const dw__struct known = {
+        "dw_segment_gemm", sizeof *given, {offsetof(dw_segment_gemm, rows_in)}};
     DW_RETURN_IF_FAILED(dw__struct_read(&known, given, c));
     DW_RETURN_IF_FAILED(check(c, launching));
     DW_RETURN_IF_FAILED(dw__gpu_context(c->device, "segment GEMM", context));

@@ -46,6 +46,16 @@ typedef struct dw__gemm_groups_call {
         int wide_a, wide_b; /* from a row of square blocks to the next */
         bool side_by_side;  /* matrices of B: a row of one, then the same row of the next */
     } codes;
+    /* Hopper, in groups of rows or of the contraction: rows by an index, in device memory, of gemm.m or gemm.k rows. */
+    struct {
+        int gather; /* DW_SM90_GATHER_NONE, or the operand that has `count` rows */
+        int64_t count;
+        const int32_t *in; /* row r of that operand is its row in[r] */
+        bool scatter;      /* row r of D is stored as row out[r] */
+        const int32_t *out;
+        bool weighted; /* rows of D are multiplied by elements of gemm.dtype */
+        const void *weights;
+    } rows;
 } dw__gemm_groups_call;
 static inline bool dw__gemm_is_fp8(dw_dtype type) { return type == DW_E4M3 || type == DW_E5M2; }
 static inline dw__gemm_groups_call dw__gemm_single(const dw_gemm *gemm, dw__gemm_turned turned) {
@@ -203,7 +213,10 @@ typedef union dw__sm90_shape {
         bool halves : 1; /* PROGRAM_HALVES of sm90_program.cuh */
         bool row_scales : 1;
         bool row_factors : 1, row_squares : 1; /* of dw_gemm: sm90_rows.cuh */
-        uint64_t unused : 15;
+        bool split : 1;                        /* SPLIT of sm90_gemm.cu */
+        uint64_t gather : 2;                   /* GATHER of sm90_gather_params.h */
+        bool scatter : 1, weighted : 1;
+        uint64_t unused : 10;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;
@@ -216,11 +229,21 @@ bool dw__sm90_exists(const dw__sm90_shape *shape);
 /* The static cost model of a tile, as dw__gemm_cost_of. Groups are taken for equally long. */
 dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *call, const dw__sm90_shape *shape,
                                int sm_count);
-/* Chooses the tile with the fewest clocks for a checked call, the first of nearly equal ones. */
+/* How blocks share the tiles of a variant with `split`. */
+typedef struct dw__sm90_split {
+    int alone, tiles, blocks; /* of dw_sm90_split */
+    size_t sums_bytes, bytes; /* of the workspace: sums, and flags behind them */
+} dw__sm90_split;
+dw__sm90_split dw__sm90_split_of(const dw__gemm_groups_call *call, const dw__sm90_shape *shape,
+                                 int sm_count);
+/* Chooses the tile with the fewest clocks for a checked call, the first of nearly equal ones. Blocks share tiles if that
+ * takes fewer clocks and the call's workspace has room for their sums. */
 dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *call, int sm_count);
 dw__jit_variant dw__sm90_variant(const dw__sm90_shape *shape);
 dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                                 dw__entry_point points[DW__ENTRY_POINTS]);
+/* Bytes of workspace with which the call of one product is fastest. */
+size_t dw__sm90_workspace(const dw_gemm *call, dw__gemm_turned turned, int sm_count);
 /* DW_UNSUPPORTED: the call has codes. */
 dw_status dw__sm90_check_types(const dw_gemm *call);
 /* As the entry's functions, for one product with turned operands. */
@@ -231,6 +254,12 @@ dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw
 dw_status dw__sm90_enqueue(const dw__gemm_groups_call *call, const dw__context *context,
                            const dw__variant *variant);
 
+/* The compile-time parameters of rotary position embedding behind a GEMM; `columns` 0: there is none. */
+typedef struct dw__sm90_rope_form {
+    int columns, turned; /* of a head, and those of them that are rotated */
+    bool interleaved;
+} dw__sm90_rope_form;
+
 /* An elementwise program behind a GEMM. Its operands and results have D's type and shape; vectors have D's type and an
  * element for each row. */
 typedef struct dw__sm90_program {
@@ -239,6 +268,11 @@ typedef struct dw__sm90_program {
     dw_matrix results[DW_SM90_MOST_RESULTS]; /* data NULL: not wanted */
     float *sums[DW_SM90_MOST_RESULTS];       /* partial sums of its columns, or NULL */
     const dw_sm90_loss *loss;                /* cross-entropy in place of a program, or NULL */
+    bool draws;                              /* random numbers */
+    const void *random_key;                  /* seed and offset, so many words apart */
+    int64_t random_key_stride;
+    dw__sm90_rope_form rope_form; /* of rotary position embedding in place of a program */
+    dw_sm90_rope rope;
     unsigned shared_bytes;
 } dw__sm90_program;
 /* Enqueues a variant of this shape. `program`: NULL, or the one that was compiled with it; D's data may then be NULL. */
@@ -246,6 +280,17 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *call, const dw__sm90_progr
                           dw__sm90_shape shape, const dw__context *context,
                           const dw__variant *variant);
 extern const dw__kernel dw__sm90_linear_program, dw__sm90_segment_program; /* sm90_program.c */
+
+/* ---- sm90_program_rope.c: rotary position embedding behind a product ----------------------------- */
+
+/* Makes the parameters of a call of rope whose x shows all elements of D, for data that may be NULL. False: they lie in a
+ * way that the kernel does not read or write. */
+bool dw__sm90_rope_of(const dw__call *call, const dw_gemm *g, dw__sm90_rope_form *form,
+                      dw_sm90_rope *rope);
+/* True if a tile of `columns` columns has what a head's rotation needs. */
+bool dw__sm90_rope_fits(const dw__sm90_rope_form *form, int columns);
+/* Appends the source of a launch: what sm90_program.cuh expects to be defined, and the GEMM. */
+dw_status dw__sm90_rope_source(const dw__sm90_rope_form *form, dw_dtype dtype, dw__text *source);
 
 /* ---- graph_gemm.c, segment_gemm.c: calls of the graph's operations ------------------------------- */
 
@@ -256,6 +301,8 @@ dw_status dw__gemm_refuse_rows(const dw_gemm *call); /* gemm.c */
  * GEMM kernel reads. */
 bool dw__graph_gemm_call(const dw__operation_call *given, dw__gemm_groups_call *call);
 bool dw__segment_gemm_call(const dw__operation_call *given, dw__gemm_groups_call *call);
+/* Whether the kernel reads the rows of such a call that are given by an index. */
+bool dw__sm90_gathers(const dw__gemm_groups_call *call);
 
 /* ---- sm120_gemm.c: consumer and workstation Blackwell GPUs --------------------------------------- */
 

@@ -101,6 +101,8 @@ static dw_status check_workspace(const dw__gpu_family *family, const dw__gpu_job
     size_t needed;
     DW_RETURN_IF_FAILED(workspace_of(j, &needed));
     if (needed == 0) return DW_OK;
+    if (j->kernel->workspace_optional && (!j->workspace || j->workspace_bytes < needed))
+        return DW_OK;
     if (!j->workspace || j->workspace_bytes < needed)
         return dw__fail(DW_INVALID_ARGUMENT,
                         "the workspace has %zu bytes; %s needs %zu of device memory, as %s says",

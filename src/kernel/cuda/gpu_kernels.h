@@ -16,6 +16,7 @@ extern const dw__kernel dw__graph_gemm_turned, dw__graph_gemm_hopper;      /* gr
 extern const dw__kernel dw__graph_cublaslt, dw__graph_cublaslt_scaled,
     dw__graph_cublaslt_fp8_block;                                        /* graph_cublaslt.c */
 extern const dw__kernel dw__gpu_elementwise;                             /* elementwise.c */
+extern const dw__kernel dw__gpu_program_codes;                           /* program_codes.c */
 extern const dw__kernel dw__gpu_move;                                    /* move.c */
 extern const dw__kernel dw__gpu_reduce;                                  /* reduce.c */
 extern const dw__kernel dw__gpu_gather;                                  /* gather.c */

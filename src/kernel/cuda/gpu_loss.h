@@ -55,6 +55,10 @@ enum { DW__SM90_LOSS_ROWS = 128, DW__SM90_LOSS_COLUMNS = 256 };
 dw_status dw__sm90_loss_supports(const dw__gemm_groups_call *call, const dw__gpu_target *gpu);
 /* The number of classes whose gradients of the weight, [classes, size] or its transpose, fill the tiles of all SMs. */
 int64_t dw__sm90_loss_classes(int64_t size, bool transposed, int sm_count);
+/* The number of classes of a block, at most `most`, so that the products of a backward that computes logits again take the
+ * fewest rounds of tiles. */
+int64_t dw__sm90_loss_block(int64_t rows, int64_t size, int64_t classes, int64_t most,
+                            int sm_count);
 /* Enqueues gradients of logits alone. */
 dw_status dw__sm90_loss_alone(const dw_sm90_loss *loss, void *stream, const dw__context *context,
                               const dw__variant *variant);
@@ -62,6 +66,8 @@ dw_status dw__sm90_loss_alone(const dw_sm90_loss *loss, void *stream, const dw__
 void dw__sm90_loss_point(dw__loss_variant v, dw__entry_point *point);
 dw_status dw__sm90_loss_enqueue(const dw__gemm_groups_call *call, const dw_sm90_loss *loss,
                                 const dw__context *context, const dw__variant *variant);
+/* Makes a map of the strips of D that the GEMM stores. */
+dw_status dw__sm90_loss_map(const dw_gemm *gemm, const dw__context *context, dw__tensor_map *map);
 /* The least seconds of the GEMM. */
 double dw__sm90_loss_seconds(const dw__gemm_groups_call *call, const dw__gpu_target *gpu);
 

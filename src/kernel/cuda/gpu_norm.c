@@ -41,6 +41,17 @@ static void choose_threads(int64_t columns, norm_variant *v) {
     v->vectors = 0;
 }
 
+static unsigned block_of(const norm_variant *v) {
+    return v->backward ? DW_NORM_BACKWARD_BLOCK(v->lanes, v->centred) : DW_NORM_BLOCK(v->lanes);
+}
+
+/* Bytes of shared memory that a block of the backward pass has beside its variables. */
+static size_t shared_bytes(const norm_variant *v) {
+    if (!v->backward || v->vectors == 0) return 0;
+    return DW_NORM_BACKWARD_SHARED((size_t)v->lanes, (size_t)v->vectors, block_of(v), v->aligned,
+                                   v->type == DW_F64 ? 8 : 4);
+}
+
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                               dw__entry_point *points) {
     static const char *const entries[2][2] = {{"norm_forward", NULL},
@@ -59,6 +70,7 @@ static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t
         dw__jit_add_define(&points[i].code, "FULL", v.full);
         dw__jit_add_define(&points[i].code, "ADDS", v.adds);
     }
+    points[0].shared_bytes = shared_bytes(&v);
     return DW_OK;
 }
 
@@ -111,15 +123,11 @@ static int64_t row_stride(const dw__tensor *tensor) {
     return stride;
 }
 
-static unsigned block_of(const norm_variant *v) {
-    return v->backward ? DW_NORM_BACKWARD_BLOCK(v->lanes, v->centred) : DW_NORM_BLOCK(v->lanes);
-}
-
-/* An SM has one block of the backward pass, where there are enough rows. A thread adds at most 64 rows. */
+/* An SM has one block of the backward pass, where there are enough rows. */
 static int64_t part_rows(int64_t rows, const norm_variant *v, int sm_count) {
     const int64_t together = block_of(v) / (unsigned)v->lanes,
-                  share = (rows + sm_count - 1) / sm_count;
-    return share < together ? together : share > 64 * together ? 64 * together : share;
+                  share = (rows + sm_count - 1) / sm_count, most = DW_NORM_MOST_ROWS * together;
+    return share < together ? together : share > most ? most : share;
 }
 
 static dw_norm_params params_of(const dw__call *c, const norm_variant *v, int sm_count) {
@@ -211,6 +219,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
                           .function = variant->functions[0],
                           .grid = {(unsigned)p.parts, 1, 1}, /* each has a part */
                           .block = {threads, 1, 1},
+                          .shared_bytes = (unsigned)shared_bytes(&v),
                           .stream = c->stream,
                           .arguments = arguments}));
     if (!p.dw && !p.db) return DW_OK;

@@ -70,6 +70,8 @@ static int64_t blocks_of(const dw__call *c, const dw_segment_linear_params *p) {
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
+    if (dw__call_gathers(c))
+        return dw__fail(DW_UNSUPPORTED, "%s: expected no rows by an index", kernel->name);
     if (c->outputs[0].dtype != c->inputs[0].dtype)
         return dw__fail(DW_TYPE, "%s: the result is %s; expected %s, the type of the operands",
                         kernel->name, dw_dtype_name(c->outputs[0].dtype),

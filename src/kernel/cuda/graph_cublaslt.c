@@ -16,7 +16,9 @@
  * An addend is the library's C, with a beta of 1; a bias is its epilogue, which applies to A B + C. The sums of an
  * operand over k are another epilogue, which the library has for some layouts: the heuristic tells.
  */
+#include "base/json.h"
 #include "common/scale_tiles_params.h"
+#include "deepwell/explain.h"
 #include "device/cublaslt.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
@@ -368,6 +370,21 @@ static dw_status name_of(const gemm_key *key, dw__text *name) {
     return DW_OK;
 }
 
+/* Reads what name_of() has written, but for what is no number. */
+static bool key_from(const char *name, gemm_key *key) {
+    int64_t words[sizeof *key / sizeof(int64_t)] = {0};
+    int length = 0;
+    if (strncmp(name, "gemm", 4) != 0) return false;
+    name += 4;
+    for (size_t i = 1; i < DW_COUNT(words) - UNNAMED; i++, name += length) {
+        long long word;
+        if (sscanf(name, "%lld%n", &word, &length) != 1) return false;
+        words[i] = word;
+    }
+    memcpy(key, words, sizeof *key);
+    return true;
+}
+
 /* ---- our kernel ------------------------------------------------------------------------------------------- */
 
 /* The GEMM as sm90_gemm has it. Its B lies along k where the library's rows of b do not. */
@@ -382,22 +399,23 @@ static dw_status find_ours(const gemm_key *k, const dw__context *context, our_ge
     void *const somewhere = (char *)0 + ROOM_ALIGNMENT; /* aligned, never read */
     char name[DW__TARGET_NAME];
     const dw__gpu_target target = dw__gpu_target_of(context, name);
-    const dw_gemm g = {.struct_size = sizeof g,
-                       .dtype = (dw_dtype)k->type,
-                       .output = (dw_dtype)k->type,
-                       .alpha = 1.0f,
-                       .m = k->m,
-                       .n = k->n,
-                       .k = k->k,
-                       .a = {somewhere, k->a_leading},
-                       .b = {somewhere, k->b_leading},
-                       .d = {somewhere, k->y_leading},
-                       .bias = k->bias ? somewhere : NULL};
+    dw_gemm g = {.struct_size = sizeof g,
+                 .dtype = (dw_dtype)k->type,
+                 .output = (dw_dtype)k->type,
+                 .alpha = 1.0f,
+                 .m = k->m,
+                 .n = k->n,
+                 .k = k->k,
+                 .a = {somewhere, k->a_leading},
+                 .b = {somewhere, k->b_leading},
+                 .d = {somewhere, k->y_leading},
+                 .bias = k->bias ? somewhere : NULL};
     const dw__gemm_turned turned = {k->a_turned != 0, k->b_turned == 0};
     if (!dw__dtype_is_half((dw_dtype)k->type) || k->type_b != k->type || k->result != k->type ||
         k->batch != 1 || k->calls != 1 || k->sums || k->apart || k->scales)
         return DW_UNSUPPORTED;
     DW_RETURN_IF_FAILED(dw__sm90_supports(&g, turned, &target));
+    g.workspace_bytes = dw__sm90_workspace(&g, turned, context->sm_count);
     ours->call = dw__gemm_single(&g, turned);
     ours->context = context;
     DW_RETURN_IF_FAILED(dw__sm90_prepare(&g, turned, context, &ours->variant));
@@ -411,6 +429,7 @@ static dw_status run_ours(const void *described, const dw__lt_operands *operands
     call.gemm.b.data = operands->a;
     call.gemm.d.data = operands->d;
     if (call.gemm.bias) call.gemm.bias = operands->bias;
+    call.gemm.workspace = operands->workspace;
     call.gemm.stream = operands->stream;
     return dw__sm90_enqueue(&call, ours->context, ours->variant);
 }
@@ -450,6 +469,7 @@ static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context
                               : 0,
         .other = has_ours ? run_ours : NULL,
         .described = &ours,
+        .other_workspace = has_ours ? ours.call.gemm.workspace_bytes : 0,
     };
     if (k->type == DW_F64 || k->scales) /* scales have no memory here to measure with */
         g->algorithm = algorithms[0];
@@ -838,10 +858,15 @@ static dw_status check_gain(const dw__kernel *kernel, const dw__context *context
     return refuse(kernel, "sums beside a product that are faster than a step of their own");
 }
 
-/* DW_UNSUPPORTED if our kernel, which is the next, was measured to be faster by more than the measurement varies. */
+/* Whether our kernel is faster by more than the measurement varies. */
+static bool ours_is_faster(double seconds, double ours) {
+    const double least_gain = 0.01;
+    return ours > 0.0 && ours < (1.0 - least_gain) * seconds;
+}
+
+/* DW_UNSUPPORTED if our kernel, which is the next, was measured to be faster. */
 static dw_status check_ours(const dw__kernel *kernel, const gemm *g) {
-    const double least_gain = 0.02;
-    if (g->ours <= 0.0 || g->ours >= (1.0 - least_gain) * g->seconds) return DW_OK;
+    if (!ours_is_faster(g->seconds, g->ours)) return DW_OK;
     return refuse(kernel, "a product that Deepwell's sm90_gemm was not measured to compute faster");
 }
 
@@ -942,6 +967,37 @@ const dw__kernel dw__graph_cublaslt = {
     .accumulates = DW__ADDS_TO_ADDEND,
     .sums_operands = true,
 };
+
+/* ---- what was measured --------------------------------------------------------------------------------------------- */
+
+static dw_status add_measured(void *state, const char *name, double seconds, double ours) {
+    gemm_key key;
+    json_t *rows = state;
+    if (!key_from(name, &key) || !ours_is_faster(seconds, ours)) return DW_OK;
+    json_t *row = json_pack("{s:I, s:I, s:I, s:s, s:b, s:b, s:b, s:f, s:f}", "m", (json_int_t)key.m,
+                            "n", (json_int_t)key.n, "k", (json_int_t)key.k, "dtype",
+                            dw_dtype_name((dw_dtype)key.type), "a_across", key.a_turned != 0,
+                            "b_across", key.b_turned == 0, "bias", key.bias != 0,
+                            "cublaslt_seconds", seconds, "deepwell_seconds", ours);
+    return json_array_append_new(rows, row) == 0 ? DW_OK : dw__fail_memory("a measurement", 0);
+}
+
+dw_status dw_gemm_measured(char **json) {
+    dw_status status = DW_OK;
+    const dw__context *context = NULL;
+    json_t *rows = json_array(), *root = NULL;
+    if (!rows) DW_TRY(dw__fail_memory("measurements", 0));
+    if (dw__device_cuda.context(&context) == DW_OK)
+        DW_TRY(dw__lt_each_measured(context->name, add_measured, rows));
+    root = json_pack("{s:s?, s:O}", "gpu", context ? context->name : NULL, "faster", rows);
+    if (!root) DW_TRY(dw__fail_memory("measurements", 0));
+    DW_TRY(dw__json_string(root, json));
+
+cleanup:
+    json_decref(rows);
+    json_decref(root);
+    return status;
+}
 
 /* ---- codes with scales of blocks ---------------------------------------------------------------------------------- */
 

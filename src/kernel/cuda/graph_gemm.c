@@ -63,6 +63,7 @@ static bool call_of(const dw__operation_call *given, graph_call *g) {
                                .dtype = a->dtype,
                                .output = y->dtype,
                                .alpha = 1.0f,
+                               .workspace = given->workspace,
                                .stream = given->stream}};
     if (b->rank != 2 || !(is_linear(c) ? linear_operands(c, g) : matmul_operands(c, g)))
         return false;
@@ -83,7 +84,11 @@ static bool computes(dw_op op) { return op == DW_OP_LINEAR || op == DW_OP_MATMUL
 
 static dw_status prepare_on(const graph_call *g, const dw__context *context,
                             const dw__variant **variant) {
-    if (context->capability == 90) return dw__sm90_prepare(&g->gemm, g->turned, context, variant);
+    if (context->capability == 90) {
+        dw_gemm gemm = g->gemm;
+        gemm.workspace_bytes = dw__sm90_workspace(&gemm, g->turned, context->sm_count);
+        return dw__sm90_prepare(&gemm, g->turned, context, variant);
+    }
     if (dw__gpu_is_blackwell(context->capability))
         return dw__sm100_prepare(&g->gemm, g->turned, context, variant);
     return dw__sm120_prepare(&g->gemm, g->turned, context, variant);
@@ -127,10 +132,20 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,
                     dw__kernel_seconds *result) {
     graph_call g;
-    (void)kernel;
     if (!call_of(call, &g)) return;
     const dw__kernel *by = dw__gemm_kernel_on(&g.gemm, gpu->capability);
+    if (kernel == &dw__graph_gemm_hopper)
+        g.gemm.workspace_bytes = dw__sm90_workspace(&g.gemm, g.turned, gpu->sm_count);
     by->seconds(by, &g.gemm, gpu, result);
+}
+
+static dw_status hopper_workspace(const dw__kernel *kernel, const void *call,
+                                  const dw__context *context, size_t *bytes) {
+    graph_call g;
+    (void)kernel;
+    (void)call_of(call, &g);
+    *bytes = dw__sm90_workspace(&g.gemm, g.turned, context->sm_count);
+    return DW_OK;
 }
 
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
@@ -174,6 +189,7 @@ const dw__kernel dw__graph_gemm_hopper = {
     GRAPH_GEMM,
     .name = "sm90_linear",
     .proof = DW__MEASURED_ON_HARDWARE,
+    .workspace_bytes = hopper_workspace,
     .operation = "linear and matmul, where cuBLASLt is absent or slower",
     .architectures = "sm_90a (H100, H200)",
     .needs = "contiguous rows along k or across it, of 16-byte multiples",

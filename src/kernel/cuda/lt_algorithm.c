@@ -5,10 +5,12 @@
  * choice in the file of measurements (kernel/tune.h), and reads back what is kept there, as all others do. If memory is
  * short, the heuristic's first is kept.
  *
- * A kernel of ours that computes the same is measured beside them, and its time is kept with the choice.
- *
  * Runs of all algorithms take turns. Before each run the L2 cache is overwritten. The first algorithm is kept unless
  * another is faster by 3 %.
+ *
+ * A kernel of ours that computes the same is then measured beside the chosen one, and both times are kept. A GPU that
+ * multiplies for some milliseconds is slowed by its power limit, as it is in a training step, and one kernel more than the
+ * other; so each runs for some milliseconds without a pause, in turns.
  */
 #include "kernel/cuda/lt_algorithm.h"
 #include "deepwell/number.h"
@@ -21,7 +23,8 @@
 #include <string.h>
 
 enum { WARMUPS = 1, RUNS = 5, PATTERN_BYTES = 1 << 18, WORDS = 8, DIGITS = 16, TEXT_BYTES = 160 };
-static const double least_flops = 1e9, least_gain = 0.03;
+enum { LOADS = 5, MOST_LOAD_RUNS = 32 };
+static const double least_flops = 1e9, least_gain = 0.03, load_seconds = 4e-3;
 static const char entry[] = "cublaslt"; /* of the class in the file */
 
 static bool is_on(void) {
@@ -69,12 +72,38 @@ static bool read_choice(const dw__lt_gemm *g, const char *with, size_t most_work
     return true;
 }
 
+typedef struct visitor {
+    dw_status (*visit)(void *state, const char *name, double seconds, double other);
+    void *state;
+} visitor;
+
+static const char beside[] = ", Deepwell "; /* in `with`, in front of the version */
+
+static dw_status visit_measured(void *state, const char *name, const dw__tuned *found) {
+    const visitor *v = state;
+    const char *of = strstr(found->with, beside);
+    dw__lt_algorithm algorithm;
+    double other = 0.0;
+    if (!of || strcmp(of + strlen(beside), dw_version()) != 0 ||
+        !parse(found->detail, &algorithm, &other) || other <= 0.0 || found->seconds <= 0.0)
+        return DW_OK;
+    return v->visit(v->state, name, found->seconds, other);
+}
+
+dw_status dw__lt_each_measured(const char *gpu,
+                               dw_status (*visit)(void *state, const char *name, double seconds,
+                                                  double other),
+                               void *state) {
+    visitor v = {visit, state};
+    return dw__tune_each(gpu, entry, visit_measured, &v);
+}
+
 /* ---- measurement ---------------------------------------------------------------------------------------------- */
 
 typedef struct bench {
     const dw__lt_gemm *gemm;
     const dw_device *device;
-    void *stream, *events[2];
+    void *stream, *events[MOST_LOAD_RUNS][2]; /* around each run of a load */
     char *memory;
     size_t bytes, workspace_bytes, flush_bytes;
     void *a, *b, *c, *d, *bias, *workspace, *flush;
@@ -152,8 +181,9 @@ static dw_status open_bench(bench *m, const dw__lt_gemm *g, size_t workspace_byt
     char *at = m->memory;
     for (size_t i = 0; i < DW_COUNT(sizes); at += padded(sizes[i++])) *places[i] = at;
     DW_RETURN_IF_FAILED(m->device->stream_create(&m->stream));
-    DW_RETURN_IF_FAILED(m->device->event_create(&m->events[0]));
-    DW_RETURN_IF_FAILED(m->device->event_create(&m->events[1]));
+    for (size_t i = 0; i < DW_COUNT(m->events); i++)
+        for (size_t j = 0; j < DW_COUNT(m->events[i]); j++)
+            DW_RETURN_IF_FAILED(m->device->event_create(&m->events[i][j]));
     if (g->bias_bytes)
         DW_RETURN_IF_FAILED(dw__cublaslt_check(
             g->library->product_set(g->product, DW_LT_BIAS_POINTER, &m->bias, sizeof m->bias),
@@ -164,8 +194,9 @@ static dw_status open_bench(bench *m, const dw__lt_gemm *g, size_t workspace_byt
 static void close_bench(bench *m) {
     if (m->stream) (void)m->device->stream_synchronize(m->stream);
     if (m->memory) m->device->release(m->memory, m->bytes);
-    if (m->events[0]) m->device->event_destroy(m->events[0]);
-    if (m->events[1]) m->device->event_destroy(m->events[1]);
+    for (size_t i = 0; i < DW_COUNT(m->events); i++)
+        for (size_t j = 0; j < DW_COUNT(m->events[i]); j++)
+            if (m->events[i][j]) m->device->event_destroy(m->events[i][j]);
     if (m->stream) m->device->stream_destroy(m->stream);
 }
 
@@ -174,7 +205,7 @@ static dw_status multiply(const bench *m, const dw__lt_algorithm *algorithm) {
     static const float factors[] = {0.0f, 1.0f};
     const dw__lt_gemm *g = m->gemm;
     const bool adds = g->c_bytes > 0;
-    const dw__lt_operands operands = {m->a, m->b, m->d, m->bias, m->stream};
+    const dw__lt_operands operands = {m->a, m->b, m->d, m->bias, m->workspace, m->stream};
     if (!algorithm) return g->other(g->described, &operands);
     return dw__cublaslt_check(g->library->multiply(g->handle, g->product, &factors[1], m->a, g->a,
                                                    m->b, g->b, &factors[adds], adds ? m->c : m->d,
@@ -183,13 +214,23 @@ static dw_status multiply(const bench *m, const dw__lt_algorithm *algorithm) {
                               "cublasLtMatmul");
 }
 
-static dw_status time_run(const bench *m, const dw__lt_algorithm *algorithm, double *seconds) {
-    if (m->flush_bytes)
-        DW_RETURN_IF_FAILED(m->device->fill_on(m->flush, 0, m->flush_bytes, m->stream));
-    DW_RETURN_IF_FAILED(m->device->event_record(m->events[0], m->stream));
-    DW_RETURN_IF_FAILED(multiply(m, algorithm));
-    DW_RETURN_IF_FAILED(m->device->event_record(m->events[1], m->stream));
-    return m->device->event_seconds(m->events[0], m->events[1], seconds);
+/* The mean of `runs` runs that follow one another. */
+static dw_status time_load(const bench *m, const dw__lt_algorithm *algorithm, int runs,
+                           double *seconds) {
+    double sum = 0.0, now;
+    for (int i = 0; i < runs; i++) {
+        if (m->flush_bytes)
+            DW_RETURN_IF_FAILED(m->device->fill_on(m->flush, 0, m->flush_bytes, m->stream));
+        DW_RETURN_IF_FAILED(m->device->event_record(m->events[i][0], m->stream));
+        DW_RETURN_IF_FAILED(multiply(m, algorithm));
+        DW_RETURN_IF_FAILED(m->device->event_record(m->events[i][1], m->stream));
+    }
+    for (int i = 0; i < runs; i++) {
+        DW_RETURN_IF_FAILED(m->device->event_seconds(m->events[i][0], m->events[i][1], &now));
+        sum += now;
+    }
+    *seconds = sum / runs;
+    return DW_OK;
 }
 
 static int by_size(const void *a, const void *b) {
@@ -197,36 +238,52 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The fastest by the median of its runs. `other` receives the median of the other kernel, or 0. */
+static double median(double *times, int count) {
+    qsort(times, (size_t)count, sizeof times[0], by_size);
+    return times[count / 2];
+}
+
+/* The fastest by the median of its runs. */
 static dw_status measure(const bench *m, const dw__lt_algorithm *algorithms, int count, int *best,
-                         double *seconds, double *other) {
-    double times[DW__LT_MOST_ALGORITHMS][RUNS], of_other[RUNS], now;
-    bool runs = m->gemm->other != NULL;
+                         double *seconds) {
+    double times[DW__LT_MOST_ALGORITHMS][RUNS], now;
     for (int run = -WARMUPS; run < RUNS; run++) {
         for (int i = 0; i < count; i++) {
-            const dw_status status = time_run(m, &algorithms[i], &now);
+            const dw_status status = time_load(m, &algorithms[i], 1, &now);
             if (i > 0 && (status == DW_UNSUPPORTED || status == DW_INTERNAL))
                 now = HUGE_VAL; /* the library refuses it */
             else
                 DW_RETURN_IF_FAILED(status);
             if (run >= 0) times[i][run] = now;
         }
-        runs = runs && time_run(m, NULL, &now) == DW_OK;
-        if (runs && run >= 0) of_other[run] = now;
     }
-    *other = 0.0;
-    if (runs) {
-        qsort(of_other, RUNS, sizeof of_other[0], by_size);
-        *other = of_other[RUNS / 2];
-    }
-    for (int i = 0; i < count; i++) {
-        qsort(times[i], RUNS, sizeof times[i][0], by_size);
-        const double median = times[i][RUNS / 2];
-        if (i > 0 && !(median < times[0][RUNS / 2] * (1.0 - least_gain) && median < *seconds))
-            continue;
+    const double first = *seconds = median(times[0], RUNS);
+    for (int i = *best = 0; i < count; i++) {
+        const double of_this = median(times[i], RUNS);
+        if (of_this >= first * (1.0 - least_gain) || of_this >= *seconds) continue;
         *best = i;
-        *seconds = median;
+        *seconds = of_this;
     }
+    return DW_OK;
+}
+
+/* The other kernel beside the library's algorithm, whose `seconds` are measured anew. `other` receives 0 if the kernel does
+ * not compute the GEMM. */
+static dw_status measure_other(const bench *m, const dw__lt_algorithm *algorithm, double *seconds,
+                               double *other) {
+    double times[2][LOADS], now;
+    const double wanted = load_seconds / *seconds;
+    const int runs = wanted > MOST_LOAD_RUNS ? MOST_LOAD_RUNS : wanted < 1.0 ? 1 : (int)wanted;
+    *other = 0.0;
+    if (!m->gemm->other || time_load(m, NULL, 1, &now) != DW_OK) return DW_OK;
+    for (int load = -WARMUPS; load < LOADS; load++) {
+        for (int i = 0; i < 2; i++) {
+            DW_RETURN_IF_FAILED(time_load(m, i ? NULL : algorithm, runs, &now));
+            if (load >= 0) times[i][load] = now;
+        }
+    }
+    *seconds = median(times[0], LOADS);
+    *other = median(times[1], LOADS);
     return DW_OK;
 }
 
@@ -237,14 +294,15 @@ static void make_choice(const dw__lt_gemm *g, const char *with, const dw__lt_alg
                         int count) {
     dw_tune_time time = {.name = entry};
     char text[TEXT_BYTES];
-    size_t workspace = 1;
+    size_t workspace = g->other_workspace > 0 ? g->other_workspace : 1;
     double other = 0.0;
     int best = 0;
     bench m;
     for (int i = 0; i < count; i++)
         if (algorithms[i].workspace > workspace) workspace = algorithms[i].workspace;
     dw_status status = open_bench(&m, g, workspace);
-    if (status == DW_OK) status = measure(&m, algorithms, count, &best, &time.seconds, &other);
+    if (status == DW_OK) status = measure(&m, algorithms, count, &best, &time.seconds);
+    if (status == DW_OK) status = measure_other(&m, &algorithms[best], &time.seconds, &other);
     close_bench(&m);
     if (status != DW_OK) {
         best = 0;
@@ -270,8 +328,8 @@ void dw__lt_choose(const dw__lt_gemm *g, const dw__lt_algorithm *algorithms, int
     *chosen = algorithms[0];
     *seconds = *other = 0.0;
     if (g->flops < least_flops || g->context->device != &dw__device_cuda || !is_on()) return;
-    snprintf(with, sizeof with, "cuBLASLt %zu%s%s", g->library->version(),
-             g->other ? ", Deepwell " : "", g->other ? dw_version() : "");
+    snprintf(with, sizeof with, "cuBLASLt %zu%s%s", g->library->version(), g->other ? beside : "",
+             g->other ? dw_version() : "");
     if (read_choice(g, with, most_workspace, chosen, seconds, other) || !can_be_kept()) return;
     make_choice(g, with, algorithms, count);
     (void)read_choice(g, with, most_workspace, chosen, seconds, other);

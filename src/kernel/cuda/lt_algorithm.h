@@ -9,7 +9,7 @@ enum { DW__LT_MOST_ALGORITHMS = 8 };
 
 /* The device memory of a measured GEMM's operands, and the stream that it is enqueued on. */
 typedef struct dw__lt_operands {
-    void *a, *b, *d, *bias;
+    void *a, *b, *d, *bias, *workspace;
     void *stream;
 } dw__lt_operands;
 
@@ -28,6 +28,7 @@ typedef struct dw__lt_gemm {
     /* Enqueues another kernel that computes the same, to be measured beside the library; NULL: there is none. */
     dw_status (*other)(const void *described, const dw__lt_operands *operands);
     const void *described;
+    size_t other_workspace; /* bytes that it needs */
 } dw__lt_gemm;
 
 /* Chooses among `count` algorithms, of which there is at least one and which all support the GEMM: the one that is kept
@@ -40,5 +41,12 @@ typedef struct dw__lt_gemm {
  * DEEPWELL_AUTOTUNE=0 or "off": the first. */
 void dw__lt_choose(const dw__lt_gemm *gemm, const dw__lt_algorithm *algorithms, int count,
                    size_t most_workspace, dw__lt_algorithm *chosen, double *seconds, double *other);
+
+/* Calls `visit` for each GEMM of a GPU model that this version of Deepwell has measured by both the library and the other
+ * kernel, until a call fails: the GEMM's name, and their seconds. */
+dw_status dw__lt_each_measured(const char *gpu,
+                               dw_status (*visit)(void *state, const char *name, double seconds,
+                                                  double other),
+                               void *state);
 
 #endif

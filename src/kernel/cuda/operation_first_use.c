@@ -65,8 +65,16 @@ static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, bool p
     }
 }
 
+/* Those of segment_linear and its gradient, whose rows may be given by an index. */
+static int64_t rows_in_groups(const dw__call *c) {
+    if (c->op == DW_OP_SEGMENT_LINEAR) return c->outputs[0].shape[0];
+    for (uint32_t i = 3; dw__call_gathers(c) && i < c->input_count; i++)
+        if (c->inputs[i].rank == 1) return c->inputs[i].shape[0];
+    return c->inputs[0].shape[0];
+}
+
 /* Operands whose elements depend on one another: offsets of groups, of which some have no rows, with some rows in no
- * group, and places, a permutation. Returns false for other operands. */
+ * group, indexes of rows, and places, a permutation. Returns false for other operands. */
 static bool fill_together(const dw__call *c, uint32_t input, int32_t *data, int32_t *wide) {
     const bool is_segments = c->op == DW_OP_SEGMENT_LINEAR ||
                              c->op == DW_OP_SEGMENT_MULTIPLY_CODES ||
@@ -75,11 +83,16 @@ static bool fill_together(const dw__call *c, uint32_t input, int32_t *data, int3
                          c->op == DW_OP_COMBINE_ROWS_BACKWARD;
     const int64_t count = dw__tensor_count(&c->inputs[input]);
     if (is_segments && input == 2) {
-        const int64_t groups = count - 1, rows = c->inputs[0].shape[0];
+        const int64_t groups = count - 1, rows = rows_in_groups(c);
         for (int64_t i = 0; i < count; i++)
             wide[i] = (int32_t)(i == 2        ? wide[1]
                                 : i == groups ? rows - rows / 16
                                               : i * rows / (groups + 1));
+    } else if (dw__call_gathers(c) && input > 2 && c->inputs[input].dtype == DW_I32) {
+        const bool of_y = c->op == DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT && input == 4,
+                   is_place = input == 5;
+        for (int64_t i = 0; i < count; i++)
+            wide[i] = (int32_t)(is_place ? count - 1 - i : 7 * i % c->inputs[of_y].shape[0]);
     } else if (is_rows && input == 1) {
         for (int64_t i = 0; i < count; i++) wide[i] = (int32_t)(i % 2 ? count - 1 - i / 2 : i / 2);
     } else {

@@ -125,14 +125,27 @@ static int64_t vector_of(const dw__call *c) {
     return DW_REDUCE_VECTOR((int)dw_dtype_bytes(c->inputs[0].dtype));
 }
 
-/* Where the results have too few blocks to fill a GPU, the units are split until there are about 4 blocks for each of
- * an H200's 132 SMs. That number is the same for every GPU, so that the same bits result. A thread has at least one
- * batch of a part. */
+/* Where the results have too few blocks to fill a GPU, the units are split. An H200 holds 528 blocks at once, 4 for each of
+ * its 132 SMs: a few blocks more than that, which begin when the others have ended, would take as long as a part of those.
+ * So there are at most as many as one to four times 528: the fewest that leave less than a twentieth of the GPU's time
+ * unused, or nearly. The number is the same for every GPU, so that the same bits result. A thread has at least one batch
+ * of a part. */
 static int64_t parts_for(const reduce_variant *v, const reduce_plan *plan) {
-    const int64_t blocks = 528, least = v->lanes * (int64_t)DW_REDUCE_BATCH(v->vector);
+    const int64_t resident = 132 * DW_REDUCE_RESIDENT,
+                  least = v->lanes * (int64_t)DW_REDUCE_BATCH(v->columns, v->vector);
+    int64_t best = 1;
+    double most_used = -1;
     if (v->reduction == DW_REDUCE_PROD || v->lanes == 1 || plan->tiles == 0) return 1;
-    return larger(1,
-                  smaller((blocks + plan->tiles / 2) / plan->tiles, ceiling(plan->units, least)));
+    for (int waves = 1; waves <= 4; waves++) {
+        const int64_t parts = larger(
+                          1, smaller(waves * resident / plan->tiles, ceiling(plan->units, least))),
+                      blocks = parts * plan->tiles;
+        const double used = (double)blocks / (double)(ceiling(blocks, resident) * resident);
+        if (used < most_used + 0.05) continue;
+        best = parts;
+        most_used = used;
+    }
+    return best;
 }
 
 static void lay_out(const dw__call *c, const reduce_variant *v, reduce_plan *plan) {
@@ -307,7 +320,7 @@ dw_status dw__gpu_sum_parts(const dw__operation_call *call, const dw__context *c
 /* Units of the reduced axes: a full batch of loads and a part of one, or two parts. Products have few terms, whose
  * result every type can hold. */
 static int64_t example_units(const reduce_variant *v) {
-    const int64_t batch = v->lanes * (int64_t)DW_REDUCE_BATCH(v->vector);
+    const int64_t batch = v->lanes * (int64_t)DW_REDUCE_BATCH(v->columns, v->vector);
     if (v->reduction == DW_REDUCE_PROD) return v->columns ? 3 : 1;
     return v->split ? 3 * batch / 2 + 1 : batch + v->lanes / 2 + 1;
 }

@@ -1,8 +1,7 @@
 /* Rotary position embedding and its gradient, by cuda/common/rope.cu. A variant is compiled for a type, for loads of 16
  * bytes or of one element, and for one way of pairing elements. */
-#include "common/rope_params.h"
+#include "kernel/cuda/rope.h"
 #include "kernel/cuda/gpu_kernels.h"
-#include "kernel/cuda/iteration.h"
 
 typedef struct rope_variant {
     int type, vector, interleaved;
@@ -20,8 +19,7 @@ static const dw__tensor *tensor_of(const dw__call *c, int tensor) {
     return tensor == DW_ROPE_Y ? &c->outputs[0] : &c->inputs[tensor];
 }
 
-/* The axes outside of the rows, with the strides of x, cos, sin and y. */
-static void outer_axes(const dw__call *c, dw__iteration *it) {
+void dw__rope_axes(const dw__call *c, dw__iteration *it) {
     const dw__tensor *y = &c->outputs[0];
     dw__iteration_begin(it, y->rank - 1, y->shape);
     for (int t = 0; t < DW_ROPE_TENSORS; t++) {
@@ -47,7 +45,7 @@ static int axis_of_heads(const dw__iteration *it) {
 static dw_rope_params params_of(const dw__call *c) {
     const int last = c->outputs[0].rank - 1;
     dw__iteration it;
-    outer_axes(c, &it);
+    dw__rope_axes(c, &it);
     const int heads = axis_of_heads(&it);
     dw_rope_params p = {.rows = (unsigned)it.count,
                         .heads = 1,

@@ -1,14 +1,16 @@
-/* scatter_add, embedding_backward and large calls of put_along_add, by cuda/common/scatter.cu: the result is filled with
- * zeros while the indexes are sorted, unless the call accumulates; then each row that has addends is written once. A
- * variant is compiled for the types of elements and indexes, and for 16-byte accesses. */
+/* scatter_add, embedding_backward and large calls of put_along_add, by cuda/common/scatter.cu: the indexes are sorted, then
+ * each row of the result is written once, a sum or zeros. A few rows are filled with zeros while the indexes are sorted.
+ * A variant is compiled for the types of elements and indexes, and for 16-byte accesses. */
 #include "common/scatter_params.h"
-#include "common/sort_params.h"
 #include "kernel/cuda/gpu_kernels.h"
 
 enum { TILES, MERGE, ROWS, FINISH }; /* entry points */
 static const char *const entries[] = {"scatter_tiles", "scatter_merge", "scatter_rows",
                                       "scatter_finish"};
 enum { ENTRY_BYTES = 8 };
+/* Bytes of zeros that each kernel of the sort writes meanwhile: about as many as an H100 or H200 stores in its time. */
+enum { ZEROS_MEANWHILE = 8 << 20 };
+enum { LEAST_ROW_BYTES = 64 }; /* of a row whose zeros are written beside the sums */
 
 static bool is_along(const dw__call *c) { return c->op == DW_OP_PUT_ALONG_ADD; }
 
@@ -59,6 +61,26 @@ static size_t share_bytes(const dw__call *c) {
     return (size_t)(tiles_of(c) * outers_of(c) * 2 * inners_of(c)) * (width < 4 ? 4 : width);
 }
 
+static int64_t count_of(const dw__call *c) { return dw__tensor_count(&c->inputs[0]); }
+
+/* True if scatter_rows writes the zeros of rows that the sort has left out. Rows of a few bytes are not worth their bits. */
+static bool fills_rows(const dw__call *c) {
+    return c->accumulates == DW__ADDS_NOTHING && outers_of(c) == 1 &&
+           count_of(c) > DW_SCATTER_RUN &&
+           inners_of(c) * (int64_t)dw_dtype_bytes(c->outputs[0].dtype) >= LEAST_ROW_BYTES;
+}
+
+static size_t selected_bytes(const dw__call *c) {
+    return fills_rows(c) ? ((size_t)rows_of(c) + 31) / 32 * sizeof(unsigned) : 0;
+}
+
+/* Runs that a merge makes one of. An entry is searched for in each of them, so fewer are faster where there are more
+ * entries than a GPU has threads, though there are more merges. */
+static int ways_for(int64_t count, int64_t run) {
+    const int64_t most = count > 1 << 17 ? 8 : 32, runs = (count + run - 1) / run;
+    return (int)(runs < most ? runs : most);
+}
+
 static bool computes(dw_op op) {
     return op == DW_OP_SCATTER_ADD || op == DW_OP_EMBEDDING_BACKWARD || op == DW_OP_PUT_ALONG_ADD;
 }
@@ -74,14 +96,15 @@ static bool covers_all_lines(const dw__call *c) {
 }
 
 /* gather.c has a thread for each result, which reads all indexes of its line one after the other: some 20 ns for each,
- * and 4 us for four million reads of all threads. Sorting takes a launch of some 4 us for each merge, and four others.
+ * and 4 us for four million reads of all threads. Sorting takes a launch of some 4 us for each merge, and three others.
  * These are estimates. */
 static bool sorting_is_faster(const dw__call *c) {
     const int along = (int)dw__call_int(c, DW_ATTR_KEY_AXIS, 0);
     const double indexes = (double)c->inputs[0].shape[along],
                  reads = indexes * (double)dw__tensor_count(&c->outputs[0]);
-    double launches = 4;
-    for (int64_t run = DW_SORT_TILE; run < dw__tensor_count(&c->inputs[0]); run *= 2) launches++;
+    double launches = 3;
+    for (int64_t run = DW_SCATTER_RUN; run < count_of(c); run *= ways_for(count_of(c), run))
+        launches++;
     return indexes > 200 * launches || reads > 4e6 * launches;
 }
 
@@ -106,7 +129,7 @@ static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
     const dw__call *c = &((const dw__operation_call *)call)->call;
     (void)kernel;
     (void)context;
-    *bytes = 2 * buffer_bytes(c) + share_bytes(c);
+    *bytes = 2 * buffer_bytes(c) + share_bytes(c) + selected_bytes(c);
     return DW_OK;
 }
 
@@ -116,6 +139,16 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     const uint64_t type = (uint64_t)dw__gpu_element(c->inputs[1].dtype),
                    wide = c->inputs[0].dtype == DW_I64, vector = (uint64_t)vector_of(c);
     return dw__variant_of(context, kernel, type | wide << 4 | vector << 5, variant);
+}
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t blocks_of(int64_t count, int64_t each) { return (count + each - 1) / each; }
+
+/* Rows that each kernel of the sort fills with zeros: a multiple of 32. */
+static int64_t rows_meanwhile(const dw__call *c) {
+    const int64_t row = inners_of(c) * (int64_t)dw_dtype_bytes(c->outputs[0].dtype);
+    return larger(1, ZEROS_MEANWHILE / row / 32) * 32;
 }
 
 /* Threads side by side: as many pieces as a row has, up to a warp. Those of one warp then do the same work. */
@@ -152,30 +185,43 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
         p.along_count = index->shape[along];
         p.along_inners = product(y->shape, along + 1, y->rank);
     }
-    /* blocks to fill the result, or to sort */
-    const int64_t pieces = p.accumulates ? 0 : dw__tensor_count(y) / vector,
-                  fills = (pieces + DW_SCATTER_THREADS - 1) / DW_SCATTER_THREADS,
-                  tiles = (p.count + DW_SORT_TILE - 1) / DW_SORT_TILE;
+    /* The result's pieces: each kernel of the sort fills `zeros` of them, or scatter_tiles all. */
+    const bool fills = fills_rows(&c->call);
+    const int64_t row_pieces = larger(1, blocks_of(inners, vector)),
+                  pieces = p.accumulates ? 0 : dw__tensor_count(y) / vector,
+                  zeros = fills ? rows_meanwhile(&c->call) * row_pieces : pieces;
     int next = 0;
-    DW_RETURN_IF_FAILED(dw__gpu_launch(c, context, entries[TILES], variant->functions[TILES],
-                                       fills > tiles ? fills : tiles, DW_SCATTER_THREADS, &p));
-    for (p.run = DW_SORT_TILE; p.run < p.count; p.run *= 2) {
+    if (fills) p.selected = (unsigned *)(void *)((char *)p.shares + share_bytes(&c->call));
+    p.zeros_to = smaller(pieces, zeros);
+    DW_RETURN_IF_FAILED(dw__gpu_launch(
+        c, context, entries[TILES], variant->functions[TILES],
+        larger(blocks_of(p.zeros_to, DW_SCATTER_RUN), blocks_of(p.count, DW_SCATTER_RUN)),
+        DW_SCATTER_RUN, &p));
+    for (p.run = DW_SCATTER_RUN; p.run < p.count; p.run *= p.ways) {
         p.from = buffers[next];
         next = !next;
         p.to = buffers[next];
-        DW_RETURN_IF_FAILED(dw__gpu_launch_each(c, context, entries[MERGE],
-                                                variant->functions[MERGE], p.count, &p));
+        p.ways = ways_for(p.count, p.run);
+        p.is_last_merge = p.run * p.ways >= p.count;
+        p.zeros_from = p.zeros_to;
+        p.zeros_to = smaller(pieces, p.zeros_from + zeros);
+        DW_RETURN_IF_FAILED(
+            dw__gpu_launch(c, context, entries[MERGE], variant->functions[MERGE],
+                           larger(blocks_of(p.zeros_to - p.zeros_from, DW_SCATTER_THREADS),
+                                  blocks_of(p.count, 32)),
+                           DW_SCATTER_THREADS, &p));
     }
     p.from = buffers[next];
     /* `lanes` threads for each tile, outer index and part of a row */
-    const int64_t groups =
-        tiles_of(&c->call) * p.outers * ((inners + lanes * vector - 1) / (lanes * vector));
-    for (int entry = ROWS; entry <= FINISH; entry++)
-        DW_RETURN_IF_FAILED(
-            dw__gpu_launch(c, context, entries[entry], variant->functions[entry],
-                           (groups * lanes + DW_SCATTER_THREADS - 1) / DW_SCATTER_THREADS,
-                           DW_SCATTER_THREADS, &p));
-    return DW_OK;
+    const int64_t groups = tiles_of(&c->call) * p.outers * blocks_of(inners, lanes * vector),
+                  adding = blocks_of(groups * lanes, DW_SCATTER_THREADS),
+                  resident = (int64_t)DW_SCATTER_RESIDENT * context->sm_count;
+    if (p.zeros_to == pieces) p.selected = NULL;
+    p.zero_row = p.zeros_to / row_pieces;
+    DW_RETURN_IF_FAILED(dw__gpu_launch(c, context, entries[ROWS], variant->functions[ROWS],
+                                       p.selected ? resident : adding, DW_SCATTER_THREADS, &p));
+    return dw__gpu_launch(c, context, entries[FINISH], variant->functions[FINISH], adding,
+                          DW_SCATTER_THREADS, &p);
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
@@ -201,7 +247,7 @@ static void example(uint64_t params, int index, dw__call *c) {
                                      {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &rows}},
                          first[] = {{.key = DW_ATTR_KEY_AXIS, .integer = 0},
                                     {.key = DW_ATTR_KEY_SIZE, .count = 1, .list = &rows}};
-    enum { MANY = DW_SORT_TILE + 77 };
+    enum { MANY = DW_SCATTER_RUN + 77 };
     const dw_dtype dtype = (dw_dtype)(params & 15), index_dtype = params >> 4 & 1 ? DW_I64 : DW_I32;
     const int64_t vector = (int64_t)(params >> 5), columns = vector > 1 ? 37 * vector : 131;
     *c = (dw__call){.op = DW_OP_SCATTER_ADD,

@@ -31,8 +31,20 @@ static bool is_aligned(const dw_matrix *m, dw_dtype type) {
     return !m->data || m->stride * (int64_t)dw_dtype_bytes(type) % 16 == 0;
 }
 
+/* The rows of an operand that are given by an index. False: it is not contiguous. */
+static bool gather_rows(const dw__call *c, uint32_t index, int operand, dw__gemm_groups_call *s) {
+    const dw__tensor *rows = dw__call_optional(c, index),
+                     *x = &c->inputs[operand == DW_SM90_GATHER_A ? 0 : 1];
+    if (!rows) return true;
+    if (s->rows.gather != DW_SM90_GATHER_NONE || !dw__tensor_is_contiguous(rows)) return false;
+    s->rows.gather = operand;
+    s->rows.count = x->shape[0];
+    s->rows.in = rows->data;
+    return true;
+}
+
 static bool linear_of(const dw__call *c, dw__gemm_groups_call *s) {
-    enum { X, W, OFFSETS, B };
+    enum { X, W, OFFSETS, B, ROWS, PLACES, WEIGHTS };
     const dw__tensor *w = &c->inputs[W], *y = &c->outputs[0], *addend = dw__call_addend(c);
     const int k_axis = dw__call_int(c, DW_ATTR_KEY_TRANSPOSE_W, 1) != 0 ? 2 : 1;
     s->groups.kind = DW_GROUPS_ROWS;
@@ -43,22 +55,33 @@ static bool linear_of(const dw__call *c, dw__gemm_groups_call *s) {
         if (!dw__tensor_is_contiguous(&c->inputs[B])) return false;
         s->gemm.bias = c->inputs[B].data;
     }
-    return matrix_of(&c->inputs[X], &s->gemm.a) &&
+    const dw__tensor *places = dw__call_optional(c, PLACES),
+                     *weights = dw__call_optional(c, WEIGHTS);
+    if ((places && !dw__tensor_is_contiguous(places)) ||
+        (weights && !dw__tensor_is_contiguous(weights)))
+        return false;
+    s->rows.scatter = places != NULL;
+    s->rows.weighted = weights != NULL;
+    if (places) s->rows.out = places->data;
+    if (weights) s->rows.weights = weights->data;
+    return gather_rows(c, ROWS, DW_SM90_GATHER_A, s) && matrix_of(&c->inputs[X], &s->gemm.a) &&
            matrices_of(w, k_axis, &s->gemm.b, &s->turned.b) && matrix_of(y, &s->gemm.d) &&
            (!addend || matrix_of(addend, &s->gemm.residual));
 }
 
 static bool weight_of(const dw__call *c, dw__gemm_groups_call *s) {
-    const dw__tensor *x = &c->inputs[0], *y = &c->inputs[1], *d = &c->outputs[0],
-                     *addend = dw__call_addend(c);
+    enum { X, Y, OFFSETS, X_ROWS, Y_ROWS };
+    const dw__tensor *x = &c->inputs[X], *y = &c->inputs[Y], *d = &c->outputs[0],
+                     *addend = dw__call_addend(c), *rows = dw__call_optional(c, X_ROWS);
     bool turned, turned_addend = false;
     s->groups.kind = DW_GROUPS_CONTRACTION;
     s->turned = (dw__gemm_turned){true, true};
     s->gemm.m = d->shape[1];
     s->gemm.n = d->shape[2];
-    s->gemm.k = x->shape[0];
-    return matrix_of(x, &s->gemm.a) && matrix_of(y, &s->gemm.b) &&
-           matrices_of(d, 2, &s->gemm.d, &turned) && !turned &&
+    s->gemm.k = rows ? rows->shape[0] : x->shape[0];
+    return gather_rows(c, X_ROWS, DW_SM90_GATHER_A, s) &&
+           gather_rows(c, Y_ROWS, DW_SM90_GATHER_B, s) && matrix_of(x, &s->gemm.a) &&
+           matrix_of(y, &s->gemm.b) && matrices_of(d, 2, &s->gemm.d, &turned) && !turned &&
            (!addend ||
             (matrices_of(addend, 2, &s->gemm.residual, &turned_addend) && !turned_addend));
 }
@@ -89,6 +112,12 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
         return dw__fail(DW_UNSUPPORTED,
                         "%s: expected contiguous offsets, matrices one after the other, and "
                         "contiguous rows",
+                        kernel->name);
+    if (dw__call_gathers(&given->call) && !(is_hopper(kernel) && dw__sm90_gathers(&s)))
+        return dw__fail(DW_UNSUPPORTED,
+                        is_hopper(kernel) ? "%s: expected one row or more for the index, of "
+                                            "16-byte multiples"
+                                          : "%s: expected no rows by an index",
                         kernel->name);
     if (s.groups.count > 1 &&
         !(is_aligned(&s.gemm.b, s.gemm.dtype) && is_aligned(&s.gemm.d, s.gemm.output) &&
@@ -145,7 +174,25 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 /* The properties of a variant that its example depends on. */
 typedef struct form {
     bool f16, f32_result, is_weight, turned_b, bias, residual;
+    int gather; /* GATHER of sm90_gather_params.h */
+    bool scatter, weighted;
 } form;
+
+/* Adds an operand of an element for each row; others in front of it that are not there yet are absent. */
+static void add_operand(dw__call *c, uint32_t at, dw_dtype type, int64_t rows) {
+    for (; c->input_count <= at; c->input_count++)
+        c->inputs[c->input_count] = (dw__tensor){.rank = -1};
+    c->inputs[at] = (dw__tensor){.dtype = type, .rank = 1, .shape = {rows}};
+}
+
+/* Lets rows of an operand be given by an index. There are fewer of them than the index has, so some repeat. */
+static void example_rows(int gather, dw__call *c) {
+    const bool is_weight = c->op == DW_OP_SEGMENT_LINEAR_BACKWARD_WEIGHT;
+    const uint32_t at = !is_weight ? 4 : gather == DW_SM90_GATHER_A ? 3 : 4;
+    int64_t *rows = &c->inputs[gather == DW_SM90_GATHER_A ? 0 : 1].shape[0];
+    add_operand(c, at, DW_I32, *rows);
+    *rows = *rows / 3;
+}
 
 /* Groups that end within a tile, one of them empty, edges in every direction, more steps of the contraction than a ring
  * has stages, and several tiles for a block. */
@@ -173,6 +220,9 @@ static void example(const form *s, int index, dw__call *c) {
     } else if (s->turned_b) {
         c->inputs[1] = (dw__tensor){.dtype = type, .rank = 3, .shape = {GROUPS, k, n}};
     }
+    if (s->gather) example_rows(s->gather, c);
+    if (s->scatter) add_operand(c, 5, DW_I32, rows);
+    if (s->weighted) add_operand(c, 6, type, rows);
     if (s->bias) c->inputs[3] = (dw__tensor){.dtype = type, .rank = 2, .shape = {GROUPS, n}};
     for (uint32_t i = 0; i < c->input_count; i++)
         if (c->inputs[i].rank >= 0) dw__tensor_set_contiguous(&c->inputs[i]);
@@ -190,7 +240,10 @@ static void example_sm90(uint64_t params, int index, dw__call *c) {
                     .is_weight = s.groups == DW_GROUPS_CONTRACTION,
                     .turned_b = s.turned_b,
                     .bias = s.bias,
-                    .residual = s.residual};
+                    .residual = s.residual,
+                    .gather = (int)s.gather,
+                    .scatter = s.scatter,
+                    .weighted = s.weighted};
     example(&f, index, c);
 }
 

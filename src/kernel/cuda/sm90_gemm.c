@@ -3,8 +3,12 @@
 #include "base/json.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
+#include "kernel/cuda/gpu_loss.h"
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <sys/random.h>
+#include <time.h>
 
 /* ---- tiles ----------------------------------------------------------------------------------------- */
 
@@ -50,11 +54,12 @@ bool dw__sm90_exists(const dw__sm90_shape *s) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
     const dw__tile_work work = {.element_bytes = s->output == DW_GEMM_OUTPUT_F32 ? 4 : 2,
                                 .codes = dw__sm90_has_codes(s),
-                                .promote = s->promote};
+                                .promote = s->promote,
+                                .split = s->split};
     return dw__sm90_tile_exists(&work, t->n, t->together);
 }
 
-dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
+static dw__tile_count count_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
                                int sm_count) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
     const dw__tile_work work = {
@@ -68,8 +73,15 @@ dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_sha
         .residual = s->residual,
         .codes = dw__sm90_has_codes(s),
         .promote = s->promote,
+        .split = s->split,
     };
-    const dw__tile_count count = dw__sm90_tile_count(&work, t->m, t->n, t->together, sm_count);
+    return dw__sm90_tile_count(&work, t->m, t->n, t->together, sm_count);
+}
+
+dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
+                               int sm_count) {
+    const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
+    const dw__tile_count count = count_of(c, s, sm_count);
     return (dw__gemm_cost){
         .tiles = (int64_t)count.tiles,
         .rounds = (int64_t)count.rounds,
@@ -82,6 +94,24 @@ dw__gemm_cost dw__sm90_cost_of(const dw__gemm_groups_call *c, const dw__sm90_sha
 
 /* CODES_A of sm90_gemm.cu. */
 static uint64_t code_of(dw_dtype type) { return type == DW_E4M3 ? 1 : type == DW_E5M2 ? 2 : 0; }
+
+dw__sm90_split dw__sm90_split_of(const dw__gemm_groups_call *c, const dw__sm90_shape *s,
+                                 int sm_count) {
+    const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
+    const dw__tile_count count = count_of(c, s, sm_count);
+    dw__sm90_split made = {.alone = (int)count.alone,
+                           .tiles = (int)(count.tiles - count.alone),
+                           .blocks = (int)count.blocks};
+    made.sums_bytes = DW_SM90_SPLIT_SUMS_BYTES(t->m, t->n, made.blocks);
+    made.bytes = made.sums_bytes + DW_SM90_SPLIT_FLAGS_BYTES(made.blocks);
+    return made;
+}
+
+/* Whether blocks can share the contraction of a call. */
+static bool may_split(const dw__gemm_groups_call *c, const dw__sm90_shape *s) {
+    return c->groups.kind == DW_GROUPS_BATCH && c->groups.count == 1 && !c->halves &&
+           !dw__sm90_has_codes(s) && c->gemm.k > 0 && !c->gemm.row_squares && !c->gemm.row_scale;
+}
 
 dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
     dw__sm90_shape shape = {
@@ -102,19 +132,33 @@ dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
         .row_scales = c->codes.row_scales,
         .row_factors = c->gemm.row_scale != NULL,
         .row_squares = c->gemm.row_squares != NULL,
+        .gather = (uint64_t)c->rows.gather,
+        .scatter = c->rows.scatter,
+        .weighted = c->rows.weighted,
     };
     shape.promote = dw__sm90_has_codes(&shape) && (c->codes.blocks || !c->codes.fast);
+    dw__sm90_shape best = shape;
     double least = INFINITY;
-    int best = 0;
-    for (shape.tile = 0; shape.tile < DW__SM90_TILES; shape.tile++) {
+    const int ways = c->gemm.workspace_bytes > 0 && may_split(c, &shape) ? 2 : 1;
+    for (int trial = 0; trial < ways * DW__SM90_TILES; trial++) {
+        shape.tile = (uint64_t)(trial % DW__SM90_TILES);
+        shape.split = trial >= DW__SM90_TILES;
         if (!dw__sm90_exists(&shape)) continue;
         const dw__gemm_cost cost = dw__sm90_cost_of(c, &shape, sm_count);
-        if (cost.clocks * DW__SM90_CLOSE_CLOCKS >= least) continue;
+        if (!(cost.clocks * DW__SM90_CLOSE_CLOCKS < least)) continue;
+        if (shape.split && dw__sm90_split_of(c, &shape, sm_count).bytes > c->gemm.workspace_bytes)
+            continue;
         least = cost.clocks;
-        best = shape.tile;
+        best = shape;
     }
-    shape.tile = best;
-    return shape;
+    return best;
+}
+
+size_t dw__sm90_workspace(const dw_gemm *call, dw__gemm_turned turned, int sm_count) {
+    dw__gemm_groups_call c = dw__gemm_single(call, turned);
+    c.gemm.workspace_bytes = SIZE_MAX;
+    const dw__sm90_shape shape = dw__sm90_shape_of(&c, sm_count);
+    return shape.split ? dw__sm90_split_of(&c, &shape, sm_count).bytes : 0;
 }
 
 static dw__gemm_cost cost_on(const dw_gemm *call, const dw__gpu_target *gpu,
@@ -157,7 +201,7 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     dw__jit_add_define(&v, "TILE_M", t->m);
     dw__jit_add_define(&v, "TILE_N", t->n);
     dw__jit_add_define(&v, "STAGES", stages_of(s));
-    dw__jit_add_define(&v, "TOGETHER", t->together && !s->promote);
+    dw__jit_add_define(&v, "TOGETHER", s->split || (t->together && !s->promote));
     dw__jit_add_define(&v, "GROUPS", (int)s->groups);
     dw__jit_add_define(&v, "TURNED_A", s->turned_a);
     dw__jit_add_define(&v, "TURNED_B", s->turned_b);
@@ -169,6 +213,12 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     /* Their defaults are 0. */
     if (s->row_factors) dw__jit_add_define(&v, "ROW_FACTORS", 1);
     if (s->row_squares) dw__jit_add_define(&v, "ROW_SQUARES", 1);
+    if (s->split) dw__jit_add_define(&v, "SPLIT", 1);
+    if (s->gather || s->scatter || s->weighted) {
+        dw__jit_add_define(&v, "GATHER", (int)s->gather);
+        dw__jit_add_define(&v, "SCATTER", s->scatter);
+        dw__jit_add_define(&v, "WEIGHTS", s->weighted);
+    }
     if (!dw__sm90_has_codes(s)) return v;
     dw__jit_add_define(&v, "CODES_A", (int)s->codes_a);
     dw__jit_add_define(&v, "CODES_B", (int)s->codes_b);
@@ -194,9 +244,9 @@ dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64
 }
 
 /* Three tiles of rows and two of columns, the last of each incomplete, for two SMs: each block computes several tiles
- * of more steps than its ring has stages. */
+ * of more steps than its ring has stages. With `split` nine blocks share the six tiles. */
 dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
-    enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 35, STEPS = 7, MISSING = 27 };
+    enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 35, STEPS = 7, MISSING = 27, SPLIT_SMS = 9 };
     const dw__sm90_shape s = {.params = variant->params};
     const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
     return (dw__gemm_case){
@@ -212,12 +262,97 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
         .row_factors = s.row_factors,
         .row_squares = s.row_squares,
         .turned = {s.turned_a, s.turned_b},
-        .sm_count = 2,
+        .sm_count = s.split ? SPLIT_SMS : 2,
         .groups = 1,
     };
 }
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
+
+static uint64_t mixed(uint64_t x) { /* splitmix64: different numbers give different ones */
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+/* A number that memory does not hold by chance, another one for each launch. */
+static uint64_t new_mark(void) {
+    static _Atomic uint64_t seed;
+    uint64_t now = atomic_load_explicit(&seed, memory_order_relaxed);
+    if (now == 0) {
+        struct timespec time = {0};
+        uint64_t first = 0;
+        if (getrandom(&first, sizeof first, GRND_NONBLOCK) != sizeof first || first == 0) {
+            (void)clock_gettime(CLOCK_REALTIME, &time);
+            first = mixed((uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec) | 1;
+        }
+        (void)atomic_compare_exchange_strong(&seed, &now, first);
+    }
+    const uint64_t mark = mixed(atomic_fetch_add(&seed, 0x9E3779B97F4A7C15u));
+    return mark ? mark : 1;
+}
+
+static int64_t greatest_divisor(int64_t a, int64_t b) {
+    while (b) {
+        const int64_t rest = a % b;
+        a = b, b = rest;
+    }
+    return a;
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Chooses the order of tiles that blocks share. Blocks that read the same rows of A or B at the same time do so from the
+ * L2 cache. All blocks form groups of as many, each with the same number of tiles, whose blocks are at the same steps: for
+ * a block of a group, the others of the same place have different tiles along the line of tiles and along the other axis.
+ * The fewer of them differ, the less is read. */
+static int order_of(const dw__sm90_split *s, const dw__sm90_tile *t, int64_t tiles_m,
+                    int64_t tiles_n) {
+    const int64_t groups = greatest_divisor(s->tiles, s->blocks), tiles = s->tiles / groups;
+    if (s->alone > 0) return DW_SM90_BANDS;
+    const int64_t along_m = least(groups, tiles_m / greatest_divisor(tiles, tiles_m)) * t->m +
+                            least(groups, tiles_n) * t->n,
+                  along_n = least(groups, tiles_n / greatest_divisor(tiles, tiles_n)) * t->n +
+                            least(groups, tiles_m) * t->m;
+    return along_m <= along_n ? DW_SM90_ALONG_M : DW_SM90_ALONG_N;
+}
+
+static dw_sm90_split split_params(const dw__gemm_groups_call *c, const dw__sm90_split *split,
+                                  const dw__sm90_tile *tile, const dw_sm90_gemm_params *params) {
+    char *const workspace = c->gemm.workspace;
+    const int64_t steps = (int64_t)split->tiles * ceil_divide(c->gemm.k, DW_SM90_GEMM_STEP);
+    return (dw_sm90_split){.alone = split->alone,
+                           .blocks = split->blocks,
+                           .share = (int)(steps / split->blocks),
+                           .rest = (int)(steps % split->blocks),
+                           .order = order_of(split, tile, params->tiles_m, params->tiles_n),
+                           .mark = new_mark(),
+                           .sums = (float *)(void *)workspace,
+                           .flags = (unsigned long long *)(void *)(workspace + split->sums_bytes)};
+}
+
+/* An emulated GPU reports reads of memory that was never written. Its graphs hold kernels alone. */
+static dw_status write_flags(const dw__context *context, const dw_sm90_split *split, void *stream) {
+    bool recorded = true;
+    if (!context->ptx_only) return DW_OK;
+    DW_RETURN_IF_FAILED(context->device->stream_records(stream, &recorded));
+    if (recorded) return DW_OK;
+    return context->device->fill_on(split->flags, 0, DW_SM90_SPLIT_FLAGS_BYTES(split->blocks),
+                                    stream);
+}
+
+/* Gathered rows are copied 16 bytes at a time, at distances of 32 bits. */
+bool dw__sm90_gathers(const dw__gemm_groups_call *c) {
+    enum { CHUNK = 8 };
+    const dw_gemm *g = &c->gemm;
+    const bool of_a = c->rows.gather == DW_SM90_GATHER_A,
+               is_rows = c->groups.kind == DW_GROUPS_ROWS;
+    const dw_matrix *rows = of_a ? &g->a : &g->b;
+    const int64_t columns = is_rows ? g->k : of_a ? g->m : g->n;
+    if (c->rows.gather == DW_SM90_GATHER_NONE) return true;
+    return columns % CHUNK == 0 && rows->stride % CHUNK == 0 && rows->stride <= INT32_MAX &&
+           c->rows.count >= 1 && c->rows.count <= INT32_MAX;
+}
 
 dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program *program,
                           dw__sm90_shape shape, const dw__context *context,
@@ -227,7 +362,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     const int columns = dw__sm90_tile_columns(&shape);
     const int64_t count = c->groups.count;
     const dw_sm90_loss *loss = program ? program->loss : NULL;
-    dw__tensor_map maps[2] = {0}; /* of A and B; nothing reads them if k is 0 */
+    dw__tensor_map maps[3] = {0}; /* of A and B, which nothing reads if k is 0; of D for a loss */
     dw_sm90_gemm_params params = {
         .m = (int)g->m,
         .n = (int)g->n,
@@ -252,8 +387,17 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         .wide_b = c->codes.wide_b,
         .row_factors = g->row_scale,
         .row_squares = shape.row_squares ? g->workspace : NULL,
+        .gather = {.in = c->rows.in,
+                   .count = (int)c->rows.count,
+                   .out = c->rows.out,
+                   .weights = c->rows.weights},
     };
-    if (g->k > 0)
+    if (c->rows.gather) {
+        const dw_matrix *rows = c->rows.gather == DW_SM90_GATHER_A ? &g->a : &g->b;
+        params.gather.rows = rows->data;
+        params.gather.stride = (int)rows->stride;
+    }
+    if (g->k > 0) /* nothing reads the map of gathered rows */
         DW_RETURN_IF_FAILED(dw__gemm_groups_operand_maps(c, context, t->m, columns, maps));
     for (int i = 0; program && i < program->result_count; i++) {
         params.results[i] = program->results[i].data;
@@ -268,15 +412,27 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         params.operands[i] = program->operands[i].data;
         params.operand_strides[i] = program->operands[i].stride;
     }
+    if (program) {
+        params.random_key = program->random_key;
+        params.random_key_stride = program->random_key_stride;
+        params.rope = program->rope;
+    }
     if (loss) params.loss = *loss;
-    void *arguments[] = {&maps[0], &maps[1], &params};
+    int64_t blocks = dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count);
+    if (params.loss.count > 0) blocks = context->sm_count;
+    if (shape.split) {
+        const dw__sm90_split split = dw__sm90_split_of(c, &shape, context->sm_count);
+        params.split = split_params(c, &split, t, &params);
+        DW_RETURN_IF_FAILED(write_flags(context, &params.split, g->stream));
+        blocks = split.alone > 0 ? context->sm_count : split.blocks;
+    }
+    if (loss && !loss->logits && g->d.data) /* not beside a GEMM */
+        DW_RETURN_IF_FAILED(dw__sm90_loss_map(g, context, &maps[2]));
+    void *arguments[] = {&maps[0], &maps[1], &params, &maps[2]};
     return context->device->launch(&(dw__launch){
         .name = variant->kernel->name,
         .function = variant->functions[0],
-        .grid = {(unsigned)(params.loss.count > 0
-                                ? context->sm_count
-                                : dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count)),
-                 1, 1},
+        .grid = {(unsigned)blocks, 1, 1},
         .block = {program && !loss ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1, 1},
         .shared_bytes = program ? program->shared_bytes : shared_bytes(&shape),
         .stream = g->stream,
@@ -296,13 +452,15 @@ static int64_t column_tiles_of(const dw_gemm *g, const dw__sm90_shape *s) {
 }
 
 /* The sums of each tile of columns, enough for the narrowest tiles. */
+/* Partial sums of squares, or the parts of tiles that blocks share. */
 static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes) {
     enum { LEAST_COLUMNS = 64 }; /* of D, in 128 of B */
     const dw_gemm *g = call;
     (void)kernel;
-    (void)context;
-    *bytes = g->row_squares ? (size_t)(ceil_divide(g->n, LEAST_COLUMNS) * g->m) * sizeof(float) : 0;
+    *bytes = g->row_squares
+                 ? (size_t)(ceil_divide(g->n, LEAST_COLUMNS) * g->m) * sizeof(float)
+                 : dw__sm90_workspace(g, (dw__gemm_turned){false, false}, context->sm_count);
     return DW_OK;
 }
 

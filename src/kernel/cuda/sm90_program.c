@@ -1,5 +1,5 @@
-/* A product and the elementwise program behind it as one launch on Hopper (sm90/sm90_program.cuh): linear layers, matmul
- * and segment_linear whose call has an epilogue. The product is rounded to its type before the program reads it, so that
+/* A product and the elementwise program or the rope behind it as one launch on Hopper (sm90/sm90_program.cuh): linear
+ * layers, matmul and segment_linear whose call has an epilogue. The product is rounded to its type before the program reads it, so that
  * results have the bits of two launches.
  *
  * The source is made from the program's body, as that of elementwise programs is, and includes the GEMM.
@@ -10,7 +10,6 @@
 #include "kernel/cuda/program_table.h"
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* A variant is determined by these and by its body. */
@@ -19,6 +18,8 @@ typedef struct form {
     int stages, operand_count, vector_count, result_count;
     uint64_t summed; /* as in dw__call */
     bool whole;      /* rows of whole vectors */
+    bool draws;      /* random numbers */
+    dw__sm90_rope_form rope;
     unsigned shared_bytes;
 } form;
 
@@ -70,8 +71,19 @@ static bool is_other(const dw__call *c, uint32_t i) {
     return (int)i != c->replaced && (int)i != c->replaced_half && c->epilogue->inputs[i].rank >= 0;
 }
 
+/* Seed and offset of random numbers, which a program reads as a whole. */
+static bool is_random_key(const dw__tensor *t) {
+    return t->dtype == DW_I64 && t->rank == 1 && t->shape[0] == 2;
+}
+
 /* Adds one of the program's inputs but the product. */
 static bool add_input(const dw__tensor *t, const dw_gemm *g, dw__sm90_program *p) {
+    if (!p->draws && is_random_key(t)) {
+        p->draws = true;
+        p->random_key = t->data;
+        p->random_key_stride = t->stride[0];
+        return true;
+    }
     if (p->vector_count < DW_SM90_MOST_VECTORS && vector_of(t, g, &p->vectors[p->vector_count])) {
         p->vector_count++;
         return true;
@@ -84,6 +96,11 @@ static bool add_input(const dw__tensor *t, const dw_gemm *g, dw__sm90_program *p
 static bool matrices_of(const dw__call *c, const dw_gemm *g, dw__sm90_program *p) {
     const dw__call *program = c->epilogue;
     *p = (dw__sm90_program){0};
+    if (program->op == DW_OP_ROPE) {
+        p->result_count = 1;
+        return c->op != DW_OP_SEGMENT_LINEAR && c->replaced_half < 0 && program->summed == 0 &&
+               dw__sm90_rope_of(program, g, &p->rope_form, &p->rope);
+    }
     if (program->magnitudes || results_of(program) > DW_SM90_MOST_RESULTS) return false;
     for (uint32_t i = 0; i < program->input_count; i++)
         if (is_other(c, i) && !add_input(&program->inputs[i], g, p)) return false;
@@ -152,13 +169,23 @@ static dw_status add_sums(const dw__operation_call *given, const dw_gemm *g,
     return DW_OK;
 }
 
+/* ---- bodies ------------------------------------------------------------------------------------------ */
+
+/* True if the body's results have no data errors, and tensors of integers are keys of random numbers alone. */
+static bool is_computed(const dw__body *body, const dw__call *program) {
+    for (uint32_t i = 0; i < program->input_count; i++)
+        if (program->inputs[i].dtype == DW_I64 && !dw__elementwise_is_random_key(body, i))
+            return false;
+    return !dw__elementwise_may_fail(body);
+}
+
 static dw_status check_body(const dw__kernel *kernel, const dw__call *program) {
+    if (program->op == DW_OP_ROPE) return DW_OK;
     dw__body *body = dw__calloc(1, sizeof *body);
     if (!body) return dw__fail_memory("an elementwise program", sizeof *body);
     dw_status status = dw__elementwise_body(program, body);
-    if (status == DW_OK && !dw__elementwise_is_pure(body))
-        status = dw__fail(DW_UNSUPPORTED,
-                          "%s: the program draws random numbers or divides integers", kernel->name);
+    if (status == DW_OK && !is_computed(body, program))
+        status = dw__fail(DW_UNSUPPORTED, "%s: the program computes with integers", kernel->name);
     dw__free(body);
     return status;
 }
@@ -185,7 +212,7 @@ static bool fits(form *f) {
     const dw__sm90_tile *t = &dw__sm90_tiles[f->shape.tile];
     if (f->shape.halves && t->n % 128 != 0 && f->shape.turned_b)
         return false; /* no whole boxes of half a tile's columns */
-    if (!holds_sums(f)) return false;
+    if (!holds_sums(f) || !dw__sm90_rope_fits(&f->rope, t->n)) return false;
     f->stages = t->stages;
     while (f->stages > LEAST_STAGES && shared_bytes_of(t, f) > DW_SM90_MOST_SHARED) f->stages--;
     f->shared_bytes = shared_bytes_of(t, f);
@@ -202,7 +229,9 @@ static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, ui
                               .vector_count = p->vector_count,
                               .result_count = p->result_count,
                               .summed = summed,
-                              .whole = g->gemm.n % VECTOR == 0};
+                              .whole = g->gemm.n % VECTOR == 0,
+                              .draws = p->draws,
+                              .rope = p->rope_form};
     const double few_stages = 1.06, sum_clocks = 600.0;
     double least = INFINITY;
     for (int tile = 0; tile < DW__SM90_TILES; tile++) {
@@ -232,6 +261,8 @@ static dw_status print_input(const dw__call *c, uint32_t i, const char *element,
     const dw__tensor *t = &c->epilogue->inputs[i];
     const int parts = c->replaced_half < 0 ? 1 : 2; /* of the product */
     if (t->rank < 0) return DW_OK;
+    if (is_other(c, i) && is_random_key(t))
+        return dw__text_printf(out, "        const random_key key%u = key;\n", i);
     if (is_other(c, i) && t->shape[t->rank - 1] == 1)
         return dw__text_printf(out, "        const lanes<%s> i%u = lanes<%s>::same(vectors[%d]);\n",
                                element, i, element, (*vectors)++);
@@ -240,23 +271,35 @@ static dw_status print_input(const dw__call *c, uint32_t i, const char *element,
                            at);
 }
 
+/* The elements' numbers: the unit's first one is `number`. Where rows have whole vectors it is a multiple of 8, so that
+ * four elements share a block of random numbers. */
+static dw_status print_numbers(const form *f, dw__text *out) {
+    if (f->whole)
+        return dw__text_printf(out, "    const unsigned long long v = number / VECTOR;\n");
+    return dw__text_printf(out, "#undef ELEMENT_NUMBER\n"
+                                "#define ELEMENT_NUMBER (number + group * LANES + j)\n");
+}
+
 static dw_status print_program(const dw__call *c, const dw__body *body, const form *f,
                                dw__text *out) {
     const dw__call *program = c->epilogue;
     const char *const element = dw__elementwise_element(c->outputs[0].dtype);
     dw_dtype types[DW_MAX_OUTPUTS];
     int operands = 0, vectors = 0;
+    if (program->op == DW_OP_ROPE) return dw__sm90_rope_source(&f->rope, c->outputs[0].dtype, out);
     DW_RETURN_IF_FAILED(dw__text_printf(
         out,
-        "#define VECTOR 8\n#define INDEX int\n#include \"elementwise.cuh\"\n"
+        "#define VECTOR 8\n#define INDEX int\n#include \"elementwise.cuh\"\n%s"
         "#define PROGRAM 1\n#define PROGRAM_OPERANDS %d\n#define PROGRAM_RESULTS %d\n"
         "#define PROGRAM_VECTORS %d\n#define PROGRAM_HALVES %d\n#define PROGRAM_WHOLE %d\n"
         "#define PROGRAM_SUMS %d\n"
         "typedef %s program_element;\n"
         "DEVICE void run_program(const vector<%s> *in, const unsigned short *vectors, "
-        "vector<%s> *out) {\n    (void)vectors;\n",
-        f->operand_count, f->result_count, f->vector_count, f->shape.halves, f->whole,
-        (int)f->summed, element, element, element));
+        "vector<%s> *out%s) {\n    (void)vectors;\n",
+        f->draws ? "#define PROGRAM_DRAWS 1\n" : "", f->operand_count, f->result_count,
+        f->vector_count, f->shape.halves, f->whole, (int)f->summed, element, element, element,
+        f->draws ? ", random_key key, unsigned long long number" : ""));
+    if (f->draws) DW_RETURN_IF_FAILED(print_numbers(f, out));
     for (uint32_t o = 0; o < results_of(program); o++) {
         types[o] = program->outputs[o].dtype;
         DW_RETURN_IF_FAILED(
@@ -281,12 +324,6 @@ static dw_status print_source(const dw__call *c, const dw__body *body, const for
     return print_program(c, body, f, out);
 }
 
-dw__epilogues dw__epilogues_wanted(void) {
-    const char *text = getenv("DEEPWELL_EPILOGUES");
-    if (text && strcmp(text, "off") == 0) return DW__EPILOGUES_OFF;
-    return text && strcmp(text, "all") == 0 ? DW__EPILOGUES_ALL : DW__EPILOGUES_WORTH_IT;
-}
-
 /* ---- the entry -------------------------------------------------------------------------------------- */
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
@@ -297,8 +334,9 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     if (dw__epilogues_wanted() == DW__EPILOGUES_OFF)
         return dw__fail(DW_UNSUPPORTED, "%s: DEEPWELL_EPILOGUES is \"off\"", kernel->name);
-    if (!c->epilogue || !call_of(given, &g) || g.gemm.output != g.gemm.dtype ||
-        g.gemm.d.stride > INT32_MAX || !matrices_of(c, &g.gemm, &p) || !can_sum(c, &g) ||
+    if (!c->epilogue || dw__call_gathers(c) || !call_of(given, &g) ||
+        g.gemm.output != g.gemm.dtype || g.gemm.d.stride > INT32_MAX ||
+        !matrices_of(c, &g.gemm, &p) || !can_sum(c, &g) ||
         !finds_tile(&g, &p, c->epilogue->summed))
         return dw__kernel_refuse(kernel);
     DW_RETURN_IF_FAILED(dw__sm90_supports(&g.gemm, g.turned, gpu));
@@ -319,7 +357,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     (void)call_of(given, &g);
     (void)matrices_of(c, &g.gemm, &p);
     const form f = form_of(&g, &p, c->epilogue->summed, context->sm_count);
-    DW_TRY(dw__elementwise_body(c->epilogue, body));
+    if (c->epilogue->op != DW_OP_ROPE) DW_TRY(dw__elementwise_body(c->epilogue, body));
     DW_TRY(print_source(c, body, &f, &source));
     DW_TRY(dw__program_number(&source, &f, sizeof f, &number));
     DW_TRY(dw__variant_of(context, kernel, number, variant));
@@ -333,7 +371,12 @@ cleanup:
 static void stand_in(const dw_gemm *g, const form *f, dw__sm90_program *p) {
     *p = (dw__sm90_program){.operand_count = f->operand_count,
                             .vector_count = f->vector_count,
-                            .result_count = f->result_count};
+                            .result_count = f->result_count,
+                            .random_key = g->a.data,
+                            .rope = {.cosine = g->a.data,
+                                     .sine = g->a.data,
+                                     .tokens = 1,
+                                     .inverse_tokens = dw__elementwise_inverse(1)}};
     for (int i = 0; i < f->operand_count; i++) p->operands[i] = g->a;
     for (int i = 0; i < f->vector_count; i++) p->vectors[i] = g->a;
 }
@@ -444,7 +487,8 @@ static void example_segments(uint64_t params, int index, dw__call *c) {
     .needs =                                                                                       \
         "NVRTC: the source is made for each program; a program of at most 3 more operands, "       \
         "2 vectors of an element for each row, and 4 results, of the product's type, in rows of "  \
-        "16-byte multiples; sums of the rows of 3 results of one product at most",                 \
+        "16-byte multiples, or rope of heads that a tile has as a whole; sums of the rows of 3 "      \
+        "results of one product at most",                                                          \
     .supports = supports, .seconds = seconds, .workspace_bytes = workspace_bytes,                  \
     .prepare = prepare, .enqueue = enqueue, .entry_points = entry_points,                          \
     .first_use = &dw__operation_first_use, .example_sms = 3, .with_epilogue = true,                \
