@@ -161,7 +161,8 @@ struct dw__kernel {
     /* Returns the bytes that a supported call needs beside its tensors. `context` is NULL on a CPU. NULL: none. */
     dw_status (*workspace_bytes)(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes);
-    bool workspace_optional; /* public calls run without it, or with less, only slower */
+    /* Whether a public call runs without its workspace, or with less, only slower. NULL: no. */
+    bool (*workspace_optional)(const void *call);
     /* DW__CALL_OPERATION: the tolerance against the operation's definition in FP64, relative to the largest magnitude
      * of the result, at reduction length n: bound = factor * sqrt(n) * 2^-24 for F32. 0: the kernels behind it have
      * theirs. */

@@ -551,11 +551,16 @@ static void tile_fits_the_call(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(correct_kernels_pass),  cmocka_unit_test(wrong_kernels_are_rejected),
-        cmocka_unit_test(small_calls_are_right), cmocka_unit_test(each_tile_is_right),
-        cmocka_unit_test(residual_may_be_d),     cmocka_unit_test(tile_fits_the_call),
-        cmocka_unit_test(blocks_share_tiles),    cmocka_unit_test(workspace_is_optional),
-        cmocka_unit_test(plans_share_tiles),     cmocka_unit_test(few_tiles_are_shared),
+        cmocka_unit_test(correct_kernels_pass),
+        cmocka_unit_test(wrong_kernels_are_rejected),
+        cmocka_unit_test(small_calls_are_right),
+        cmocka_unit_test(each_tile_is_right),
+        cmocka_unit_test(residual_may_be_d),
+        cmocka_unit_test(tile_fits_the_call),
+        cmocka_unit_test(blocks_share_tiles),
+        cmocka_unit_test(workspace_is_optional),
+        cmocka_unit_test(plans_share_tiles),
+        cmocka_unit_test(few_tiles_are_shared),
         cmocka_unit_test(rows_have_factors_and_squares),
         cmocka_unit_test(a_norm_lies_between_two_products),
         cmocka_unit_test(mistakes_with_rows_are_reported),

@@ -523,8 +523,8 @@ static void other_programs_are_refused(void **state) {
 }
 
 static void check_first_use(void) {
-    const problem *const some[] = {&dense[0],     &dense[4],     &of_halves[0],
-                                   &of_halves[3], &of_groups[1], &with_sums[0], &that_draw[0]};
+    const problem *const some[] = {&dense[0],     &dense[4],     &of_halves[0], &of_halves[3],
+                                   &of_groups[1], &with_sums[0], &that_draw[0]};
     for (size_t i = 0; i < DW_COUNT(some); i++) expect_right(some[i]);
     REQUIRE(lines == 0);
 }

@@ -198,7 +198,7 @@ static dw_status add_workspace(dw__trial *t, state *s) {
     const dw__kernel *kernel = t->variant->kernel;
     dw__trial_part *workspace;
     size_t bytes = 0;
-    if (kernel == &dw__sm90_gemm) {
+    if (kernel == &dw__sm90_gemm && !s->given.row_squares) {
         const dw__sm90_shape shape = {.params = t->variant->params};
         const dw__gemm_groups_call c = dw__gemm_single(&s->call, s->given.turned);
         bytes = shape.split ? dw__sm90_split_of(&c, &shape, t->context.sm_count).bytes : 0;

@@ -101,7 +101,8 @@ static dw_status check_workspace(const dw__gpu_family *family, const dw__gpu_job
     size_t needed;
     DW_RETURN_IF_FAILED(workspace_of(j, &needed));
     if (needed == 0) return DW_OK;
-    if (j->kernel->workspace_optional && (!j->workspace || j->workspace_bytes < needed))
+    if ((!j->workspace || j->workspace_bytes < needed) && j->kernel->workspace_optional &&
+        j->kernel->workspace_optional(j->call))
         return DW_OK;
     if (!j->workspace || j->workspace_bytes < needed)
         return dw__fail(DW_INVALID_ARGUMENT,

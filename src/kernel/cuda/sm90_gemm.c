@@ -464,6 +464,8 @@ static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
     return DW_OK;
 }
 
+static bool workspace_optional(const void *call) { return !((const dw_gemm *)call)->row_squares; }
+
 static dw_status add_squares(const dw_gemm *g, const dw__context *context,
                              const dw__variant *variant) {
     enum { THREADS = 256 };
@@ -548,6 +550,7 @@ const dw__kernel dw__sm90_gemm = {
     .seconds = seconds,
     .describe_tile = describe_tile,
     .workspace_bytes = workspace_bytes,
+    .workspace_optional = workspace_optional,
     .prepare = prepare,
     .enqueue = enqueue,
     .entry_points = dw__sm90_entry_points,

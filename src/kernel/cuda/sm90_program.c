@@ -101,7 +101,8 @@ static bool matrices_of(const dw__call *c, const dw_gemm *g, dw__sm90_program *p
         return c->op != DW_OP_SEGMENT_LINEAR && c->replaced_half < 0 && program->summed == 0 &&
                dw__sm90_rope_of(program, g, &p->rope_form, &p->rope);
     }
-    if (program->magnitudes || results_of(program) > DW_SM90_MOST_RESULTS) return false;
+    if (program->magnitudes || program->codes || results_of(program) > DW_SM90_MOST_RESULTS)
+        return false;
     for (uint32_t i = 0; i < program->input_count; i++)
         if (is_other(c, i) && !add_input(&program->inputs[i], g, p)) return false;
     for (uint32_t o = 0; o < results_of(program); o++)
@@ -336,8 +337,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
         return dw__fail(DW_UNSUPPORTED, "%s: DEEPWELL_EPILOGUES is \"off\"", kernel->name);
     if (!c->epilogue || dw__call_gathers(c) || !call_of(given, &g) ||
         g.gemm.output != g.gemm.dtype || g.gemm.d.stride > INT32_MAX ||
-        !matrices_of(c, &g.gemm, &p) || !can_sum(c, &g) ||
-        !finds_tile(&g, &p, c->epilogue->summed))
+        !matrices_of(c, &g.gemm, &p) || !can_sum(c, &g) || !finds_tile(&g, &p, c->epilogue->summed))
         return dw__kernel_refuse(kernel);
     DW_RETURN_IF_FAILED(dw__sm90_supports(&g.gemm, g.turned, gpu));
     return check_body(kernel, c->epilogue);
@@ -487,7 +487,7 @@ static void example_segments(uint64_t params, int index, dw__call *c) {
     .needs =                                                                                       \
         "NVRTC: the source is made for each program; a program of at most 3 more operands, "       \
         "2 vectors of an element for each row, and 4 results, of the product's type, in rows of "  \
-        "16-byte multiples, or rope of heads that a tile has as a whole; sums of the rows of 3 "      \
+        "16-byte multiples, or rope of heads that a tile has as a whole; sums of the rows of 3 "   \
         "results of one product at most",                                                          \
     .supports = supports, .seconds = seconds, .workspace_bytes = workspace_bytes,                  \
     .prepare = prepare, .enqueue = enqueue, .entry_points = entry_points,                          \
