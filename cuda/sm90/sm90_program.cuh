@@ -142,8 +142,6 @@ DEVICE void load_unit(const dw_sm90_gemm_params &p, const unit &u, loaded &to) {
         to.vectors[i] = ((const uint16 *)p.vectors[i])[u.row * p.vector_strides[i]];
 }
 
-#include "sm90_program_sums.cuh"
-
 // Runs the program for a unit whose elements of D, or of its halves, are `in`.
 DEVICE void compute_unit(const dw_sm90_gemm_params &p, const unit &u, elements *in, const loaded &from, elements *out) {
 #pragma unroll
@@ -171,6 +169,8 @@ DEVICE void store_unit(const dw_sm90_gemm_params &p, const unit &u, const elemen
 }
 
 #endif
+
+#include "sm90_program_sums.cuh"
 
 // D is 0 in rows behind the last group (group_tiles.cuh), and the program's results follow from that.
 DEVICE void finish_rest(const dw_sm90_gemm_params &p) {

@@ -30,21 +30,16 @@ DEVICE row_sums begin_row_sums(const tile &t, int part) {
 
 // Adds the squares of a strip's rounded elements, before its words are transposed.
 DEVICE void add_squares(const dw_sm90_gemm_params &p, const tile &t, int strip, uint32 (*words)[4], row_sums &sums) {
-    if constexpr (!ROW_SQUARES) return;
     const int columns = p.n - t.column - 32 * strip, first = 2 * (lane_index() & 3);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; ROW_SQUARES && half < 2; half++) {
         float sum = sums.x[half];
-        if (columns >= 32) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float low = element_low(words[half][i]), high = element_high(words[half][i]);
+        for (int i = 0; i < 4; i++) {
+            const float low = element_low(words[half][i]), high = element_high(words[half][i]);
+            if (columns >= 32) {
                 sum = fmaf(high, high, fmaf(low, low, sum));
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float low = element_low(words[half][i]), high = element_high(words[half][i]);
+            } else {
                 if (8 * i + first < columns) sum = fmaf(low, low, sum);
                 if (8 * i + first + 1 < columns) sum = fmaf(high, high, sum);
             }
@@ -55,9 +50,8 @@ DEVICE void add_squares(const dw_sm90_gemm_params &p, const tile &t, int strip, 
 
 // Writes them: four threads have parts of a row.
 DEVICE void store_row_sums(const dw_sm90_gemm_params &p, const row_sums &sums) {
-    if constexpr (!ROW_SQUARES) return;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int half = 0; ROW_SQUARES && half < 2; half++) {
         float x = sums.x[half];
         x += __shfl_xor_sync(0xffffffff, x, 1);
         x += __shfl_xor_sync(0xffffffff, x, 2);

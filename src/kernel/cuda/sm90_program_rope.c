@@ -94,6 +94,7 @@ dw_status dw__sm90_rope_source(const dw__sm90_rope_form *form, dw_dtype dtype, d
         "#define VECTOR 8\n#define INDEX int\n#include \"elementwise.cuh\"\n"
         "#define PROGRAM 1\n#define PROGRAM_OPERANDS 2\n#define PROGRAM_RESULTS 1\n"
         "#define PROGRAM_VECTORS 0\n#define PROGRAM_HALVES 0\n#define PROGRAM_WHOLE 1\n"
+        "#define PROGRAM_SUMS 0\n"
         "#define PROGRAM_ROPE 1\n#define ROPE_COLUMNS %d\n#define ROPE_TURNED %d\n"
         "#define ROPE_INTERLEAVED %d\ntypedef %s program_element;\n#include "
         "\"sm90/sm90_gemm.cu\"\n",
