@@ -991,9 +991,10 @@ static void programs_run_behind_products(void **state) {
             fail_msg("case %zu: %s", i, text);
         const bool has_sum = trains && cases[i].kind <= EPILOGUE_RESIDUAL;
         assert_null(strstr(apart, " | epilogue "));
-        assert_int_equal(count_of(apart, " reduce_sum "), has_sum);
-        if (counted)
+        if (counted) { /* elsewhere a library may sum beside a product */
+            assert_int_equal(count_of(apart, " reduce_sum "), has_sum);
             assert_int_equal(count_of(text, " reduce_sum "), has_sum && cases[i].epilogues == 0);
+        }
         for (uint32_t o = 0; o < got.output_count; o++)
             assert_memory_equal(got.outputs[o].data, expected.outputs[o].data,
                                 bytes_of(&got.outputs[o]));
