@@ -44,8 +44,9 @@ dw_status dw__lower_logits(dw__lowering *l, dw__step *step) {
     if (result == DW_NONE) return DW_OK;
     const dw_value value = record->outputs[result];
     dw__operand *logits = &step->outputs[result];
-    if (use_count(l, value) == 0 || l->engine->output_uses[value] > 0) return DW_OK;
-    if (keeps(l, dw__tensor_bytes(&logits->view))) return dw__lower_pad(l, logits);
+    if (l->engine->output_uses[value] > 0) return DW_OK;
+    if (use_count(l, value) > 0 && keeps(l, dw__tensor_bytes(&logits->view)))
+        return dw__lower_pad(l, logits);
     logits->view.rank = -1;
     return DW_OK;
 }

@@ -564,10 +564,10 @@ static bool computes(dw_op op) {
 }
 
 /* Logits are read by bulk copies and stored by TMA. */
-static bool rows_are_aligned(const head *h) {
+static bool rows_are_aligned(const head *h, const dw__tensor *logits) {
     int64_t stride;
-    return dw__tensor_row_stride(h->logits, &stride) && (h->rows == 1 || stride % 8 == 0) &&
-           (uintptr_t)h->logits->data % 16 == 0;
+    return dw__tensor_row_stride(logits, &stride) && (h->rows == 1 || stride % 8 == 0) &&
+           (uintptr_t)logits->data % 16 == 0;
 }
 
 /* The product of all logits. */
@@ -579,7 +579,7 @@ static dw__gemm_groups_call whole_product(const head *h) {
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
-    enum { B = 2 };
+    enum { B = 2, MADE = 2 };
     /* With 768 features dw and dlogits beside it take 2.03 ms by themselves on an H200, one after the other 2.3. In a step of
      * GPT-2 they draw so much power that the GEMMs behind them take 5 % longer, and the step 1 %. */
     enum { LEAST_SIZE = 1024 };
@@ -595,7 +595,10 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     for (uint32_t o = 0; o < c->output_count; o++)
         if (&c->outputs[o] != h.logits) fits &= dw__tensor_is_contiguous(&c->outputs[o]);
     if (h.tiles) fits &= h.x->stride[1] == 1 && h.w->stride[1] == 1;
-    if (h.tiles && h.logits) fits &= rows_are_aligned(&h);
+    if (h.tiles && h.logits) fits &= rows_are_aligned(&h, h.logits);
+    /* A plan has strides before it has addresses; a result that nothing reads has a rank of -1. */
+    if (h.tiles && !h.backward && c->output_count > MADE && c->outputs[MADE].rank >= 0)
+        fits &= rows_are_aligned(&h, &c->outputs[MADE]);
     if (h.tiles && h.backward && h.logits) fits &= h.size >= LEAST_SIZE;
     if (!fits) return dw__kernel_refuse(kernel);
     if (!h.tiles) return DW_OK;
