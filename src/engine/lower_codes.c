@@ -9,11 +9,11 @@
 #include "engine/lowering.h"
 #include <string.h>
 
-/* True if the node is quantize_tiles of fp8-block, of both orientations, in blocks of 1 x 128. */
+/* True if the node makes tiles of codes of fp8-block, of both orientations, in blocks of 1 x 128. */
 static bool makes_codes(const dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
     const dw_attr *scheme = dw__find_attr(record->attr_count, record->attrs, DW_ATTR_KEY_SCHEME);
-    return record->op == DW_OP_QUANTIZE_TILES && record->attr_count == 1 &&
+    return row_of(l, node)->tile_codes && record->attr_count == 1 &&
            record->output_count == DW__CODE_OUTPUTS && scheme &&
            strcmp(scheme->string, dw_scheme_name(DW_SCHEME_FP8_BLOCK)) == 0;
 }

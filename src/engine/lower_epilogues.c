@@ -44,7 +44,7 @@ static dw_node first_reader(const dw__lowering *l, dw_value value, int views, in
  * rope are those of keys and values, which read the same operands, and perhaps casts of their weights. */
 static bool is_near(const dw__lowering *l, dw_node node, dw_node reader) {
     enum { NEAR = 3, NEAR_ROPE = 8 };
-    const uint32_t most = record_of(l, reader)->op == DW_OP_ROPE ? NEAR_ROPE : NEAR;
+    const uint32_t most = row_of(l, reader)->rotates ? NEAR_ROPE : NEAR;
     uint32_t between = 0;
     for (dw_node n = node + 1; n < reader && between <= most; n++) {
         between += !dw__op_is_view(record_of(l, n)->op);
@@ -118,7 +118,7 @@ bool dw__lower_may_wait(dw__lowering *l, dw_node node) {
     if (reader == DW_NONE) return false;
     if (!row_of(l, reader)->program) {
         reader = first_reader(l, record->outputs[0], RESHAPES | PERMUTES, 0);
-        if (reader == DW_NONE || record_of(l, reader)->op != DW_OP_ROPE || !may_be_rotated(l, node))
+        if (reader == DW_NONE || !row_of(l, reader)->rotates || !may_be_rotated(l, node))
             return false;
     }
     return record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
@@ -200,7 +200,7 @@ static bool reads_as_it_writes(const dw__lowering *l, dw__step *program, uint32_
     const uint32_t reads = dw__lower_reads_in(program, input->storage);
     if (count <= 0 || dw__tensor_count(&input->view) != count) return false;
     program->replaced = (int)i;
-    if (program->op == DW_OP_ROPE) /* its kernel looks at the order of the elements */
+    if (dw__op_table[program->op].rotates) /* its kernel looks at the order of the elements */
         return reads == 1 && input->offset == 0 && dw__lower_is_whole(l, result) &&
                dw__tensor_count(&result->view) == count;
     if (reads == 1) return dw__lower_is_whole(l, input);

@@ -152,7 +152,9 @@ typedef struct dw__op_row {
     bool cheap;        /* takes about one pass over operands and results: worth repeating in
                           backward instead of saving; elementwise rows and views always are */
     bool quantizes;    /* rounds its first operand to a scheme */
-    bool reads_codes;  /* operands may be codes (number/dtype_kinds.h) */
+    bool tile_codes;   /* its results are codes and scales as tensor cores read them, in tiles */
+    bool rotates; /* pairs of elements of its first operand's rows: a product's kernel may do it */
+    bool reads_codes; /* operands may be codes (number/dtype_kinds.h) */
     bool commutative;
     bool stops_gradient; /* the derivative is zero or undefined, so operands get no gradient */
     uint8_t min_inputs, max_inputs; /* optional operands count too; a node of a row with optional

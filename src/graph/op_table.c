@@ -346,8 +346,8 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .allowed_attrs = A(SCHEME), .infer = dw__infer_quantize_tensor, .cost = dw__cost_quantize},
     [DW_OP_QUANTIZE_TILES] = { /* codes in whole rows, scales in the tiles that tensor cores read */
         .name = "quantize_tiles", .stratum = DW__PRIMITIVE, .operands = {"x", "seed"},
-        .min_inputs = 1, .max_inputs = 2, .quantizes = true, .stops_gradient = true,
-        .optional_inputs = OPERAND(1), .required_attrs = A(SCHEME),
+        .min_inputs = 1, .max_inputs = 2, .quantizes = true, .tile_codes = true,
+        .stops_gradient = true, .optional_inputs = OPERAND(1), .required_attrs = A(SCHEME),
         .allowed_attrs = A(SCHEME) | A(AXIS) | A(SQUARE) | A(HADAMARD) | A(STOCHASTIC) | A(STREAM) |
                          A(SCALE_RULE),
         .infer = dw__infer_quantize_tiles, .cost = dw__cost_quantize},
@@ -528,7 +528,7 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .expand = dw__expand_rms_norm_backward, .cost = dw__cost_norm_backward},
     [DW_OP_ROPE] = { /* x cos + rotate(x) sin */
         .name = "rope", .stratum = DW__COMPOSITE, .operands = {"x", "cos", "sin"},
-        .min_inputs = 3, .max_inputs = 3, .cheap = true,
+        .min_inputs = 3, .max_inputs = 3, .cheap = true, .rotates = true,
         .allowed_attrs = A(INTERLEAVED) | A(TRANSPOSED),
         .infer = dw__infer_rope, .gradient = dw__gradient_rope, .expand = dw__expand_rope,
         .cost = dw__cost_rope},

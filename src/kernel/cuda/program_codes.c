@@ -197,7 +197,7 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
 }
 
 const dw__kernel dw__gpu_program_codes = {
-    .name = "program_codes",
+    .name = "sm90_program_codes",
     .backend = "deepwell",
     .kind = DW__CALL_OPERATION,
     .computes = computes,
