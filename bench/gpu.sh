@@ -1,5 +1,5 @@
 #!/bin/bash
-# Builds, checks and measures what runs on an H100 or H200. The steps take some half an hour together, of which
+# Builds, checks and measures what runs on an H100 or H200. The steps take some forty minutes together, of which
 # whole models (step) take eight:
 #
 #     bench/gpu.sh [--out DIR] [--prebuilt DIR] [--only STEP[,STEP]...]
@@ -7,13 +7,13 @@
 # --out        where logs and figures go (default: build/gpu-results)
 # --prebuilt   a folder with libdeepwell.so, _deepwell.abi3.so, test_engine_gpu and the program deepwell made elsewhere;
 #              otherwise they are built here
-# --only       of: build smoke tests names sanitize attention gemm mixtures train step command
+# --only       of: build smoke tests names sanitize attention gemm loss memory codes experts mixtures train step command
 #
 # Wants python3 with PyTorch for CUDA (2.9 or later), transformers, pytest and hypothesis. Every step is tried;
 # the table at the end says how each went, and the exit status is 1 if one failed.
 set -u
 cd "$(dirname "$0")/.."
-out=build/gpu-results prebuilt= only=build,smoke,tests,names,sanitize,attention,gemm,mixtures,train,step,command
+out=build/gpu-results prebuilt= only=build,smoke,tests,names,sanitize,attention,gemm,loss,memory,codes,experts,mixtures,train,step,command
 while [ $# -gt 0 ]; do
     case $1 in
         --out) out=$2; shift 2 ;;
@@ -88,8 +88,12 @@ step smoke 200 python3 tests/gpu/attention_smoke.py --lib $lib/libdeepwell.so
 step names 300 python3 -m pytest -q -p no:cacheprovider tests/python/test_promised_names.py tests/python/test_tutorial.py
 step tests 400 python3 -m pytest -q -p no:cacheprovider tests/gpu
 wait
-step attention 150 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so --out "$out/attention.json"
-step gemm 150 python3 bench/hopper_gemm.py --epilogues --out "$out/gemm.json"
+step attention 250 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so --out "$out/attention.json"
+step gemm 250 python3 bench/hopper_gemm.py --epilogues --out "$out/gemm.json"
+step loss 200 python3 bench/hopper_loss.py --out "$out/loss.json"
+step memory 300 python3 bench/hopper_memory.py --out "$out/memory.json"
+step codes 100 python3 bench/hopper_tensor_codes.py --json "$out/codes.json"
+step experts 150 python3 bench/hopper_experts.py --json "$out/experts.json"
 step mixtures 400 python3 bench/hopper_step.py olmoe-4 mixtral-1 qwen3-moe-4 --ways adamw,programs-off,released,grouped-compile --profile \
     --out "$out/mixtures.json"
 step train 150 python3 bench/hopper_train.py --out "$out/train.json"
