@@ -7,7 +7,7 @@
  * [1] from token to token; all are multiples of 8. */
 typedef struct dw_sm90_rope {
     const void *cosine, *sine;
-    void *y; /* NULL: not wanted */
+    void *y;                  /* NULL: not wanted */
     long long inverse_tokens; /* for quotient() of common/elementwise.cuh */
     int cosine_strides[2], sine_strides[2], y_strides[2];
     int y_head_stride;
