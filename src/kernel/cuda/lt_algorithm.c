@@ -23,7 +23,7 @@
 #include <string.h>
 
 enum { WARMUPS = 1, RUNS = 5, PATTERN_BYTES = 1 << 18, WORDS = 8, DIGITS = 16, TEXT_BYTES = 160 };
-enum { LOADS = 3, MOST_LOAD_RUNS = 32 };
+enum { LOADS = 3, LEAST_LOAD_RUNS = 3, MOST_LOAD_RUNS = 32 };
 static const double least_flops = 1e9, least_gain = 0.03, load_seconds = 4e-3;
 static const char entry[] = "cublaslt"; /* of the class in the file */
 
@@ -273,7 +273,7 @@ static dw_status measure_other(const bench *m, const dw__lt_algorithm *algorithm
                                double *other) {
     double times[2][LOADS], now;
     const double wanted = load_seconds / *seconds;
-    const int runs = wanted > MOST_LOAD_RUNS ? MOST_LOAD_RUNS : wanted < 1.0 ? 1 : (int)wanted;
+    const int runs = (int)fmin(fmax(wanted, LEAST_LOAD_RUNS), MOST_LOAD_RUNS);
     *other = 0.0;
     if (!m->gemm->other || time_load(m, NULL, 1, &now) != DW_OK) return DW_OK;
     for (int load = -WARMUPS; load < LOADS; load++) {
