@@ -138,7 +138,7 @@ void dw__lower_take_over_concat(dw__lowering *l, dw__step *step, const dw__step 
 void dw__lower_reuse_inputs(dw__lowering *l, dw__step *step, const dw__step *first) {
     const dw__node_record *record = record_of(l, step->node);
     if (!dw__op_is_pointwise(record->op)) return;
-    for (uint32_t o = 0; o < step->output_count; o++) {
+    for (uint32_t o = 0; o < record->output_count; o++) { /* a step may have more than its node */
         dw_value value = record->outputs[o];
         if (use_count(l, value) + l->engine->output_uses[value] == 0) continue;
         if (step->outputs[o].storage != DW_NONE) continue; /* placed already */
