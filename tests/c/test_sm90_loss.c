@@ -127,24 +127,23 @@ static dw__tensor vector_of(void *data, dw_dtype dtype, int64_t count) {
 
 static dw__operation_call forward_of(const run *r) {
     const problem *p = r->problem;
-    dw__operation_call call = {
-        .call = {.op = DW_OP_LINEAR_CROSS_ENTROPY,
-                 .attr_count = 4,
-                 .attrs = r->attrs,
-                 .input_count = 4,
-                 .output_count = 3,
-                 .inputs = {tensor_of(&r->x),
-                            tensor_of(&r->w),
-                            {.rank = -1},
-                            vector_of(r->target.device, DW_I64, p->rows)},
-                 .outputs = {vector_of(r->loss.device, DW_F32, p->rows),
-                             vector_of(r->lse.device, DW_F32, p->rows),
-                             {.data = p->keeps ? r->logits.device : NULL,
-                              .dtype = dtype_of(p),
-                              .rank = 2,
-                              .shape = {p->rows, p->classes},
-                              .stride = {p->keeps ? r->pitch : p->classes, 1}}}},
-        .error = {.word = r->error.device, .mark = MARK}};
+    dw__operation_call call = {.call = {.op = DW_OP_LINEAR_CROSS_ENTROPY,
+                                        .attr_count = 4,
+                                        .attrs = r->attrs,
+                                        .input_count = 4,
+                                        .output_count = 3,
+                                        .inputs = {tensor_of(&r->x),
+                                                   tensor_of(&r->w),
+                                                   {.rank = -1},
+                                                   vector_of(r->target.device, DW_I64, p->rows)},
+                                        .outputs = {vector_of(r->loss.device, DW_F32, p->rows),
+                                                    vector_of(r->lse.device, DW_F32, p->rows),
+                                                    {.data = p->keeps ? r->logits.device : NULL,
+                                                     .dtype = dtype_of(p),
+                                                     .rank = p->keeps ? 2 : -1,
+                                                     .shape = {p->rows, p->classes},
+                                                     .stride = {r->pitch, 1}}}},
+                               .error = {.word = r->error.device, .mark = MARK}};
     if (p->bias) call.call.inputs[2] = vector_of(r->bias.device, dtype_of(p), p->classes);
     return call;
 }
