@@ -36,7 +36,7 @@
 
 // ---- magnitudes ---------------------------------------------------------------------------------------------
 //
-// Those of the elements of a word: one of 32 bits, or two of 16. As integers they have the order of the numbers, with
+// Magnitudes of the elements of a word: one of 32 bits, or two of 16. As integers they have the order of the numbers, with
 // infinity above all numbers and NaN above infinity.
 
 DEVICE unsigned magnitudes(unsigned word) { return word & (IS_F32 ? 0x7fffffffu : 0x7fff7fffu); }

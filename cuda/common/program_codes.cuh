@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DW_FP8_BLOCK_RESIDENT)
             }
             store_tile(p.codes[r], at, x, shared.room, [&](int i) { return compute_again(p, at, i, r); });
             __syncthreads();
-            // What the next result or tile writes into shared memory before its first barrier, nothing reads here.
+            // Nothing reads here what the next result or tile writes into shared memory before its first barrier.
             if (p.codes[r].turned) store_turned(p.codes[r], is_inside(p.codes[r], at), shared.room.tile, at);
         }
     }

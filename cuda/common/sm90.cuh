@@ -317,6 +317,16 @@ DEVICE int global_load_acquire(const int *from) {
     return value;
 }
 
+DEVICE uint64 global_load_acquire(const uint64 *from) {
+    uint64 value;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"((uint64)__cvta_generic_to_global(from)) : "memory");
+    return value;
+}
+
+DEVICE void global_store_release(uint64 *to, uint64 value) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"((uint64)__cvta_generic_to_global(to)), "l"(value) : "memory");
+}
+
 DEVICE void global_store_release(int *to, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"((uint64)__cvta_generic_to_global(to)), "r"(value) : "memory");
 }

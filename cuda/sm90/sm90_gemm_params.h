@@ -58,7 +58,7 @@ typedef struct dw_sm90_gemm_params {
     const void *vectors[DW_SM90_MOST_VECTORS];
     long long result_strides[DW_SM90_MOST_RESULTS], operand_strides[DW_SM90_MOST_OPERANDS],
         vector_strides[DW_SM90_MOST_VECTORS];
-    /* Of programs that draw random numbers: seed and offset, so many words apart. */
+    /* The key of programs that draw random numbers: seed and offset, so many words apart. */
     const long long *random_key;
     long long random_key_stride;
     dw_sm90_rope rope;     /* with PROGRAM_ROPE */

@@ -107,16 +107,6 @@ DEVICE float *sums_of(const dw_sm90_split &s, int node) {
     return s.sums + ((long long)node * 4 * DW_SM90_MULTIPLIERS + threadIdx.x / 32) * (WIDTH / 2 * 32) + lane_index() * 4;
 }
 
-DEVICE uint64 load_acquire(const uint64 *flag) {
-    uint64 value;
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"((uint64)__cvta_generic_to_global(flag)) : "memory");
-    return value;
-}
-
-DEVICE void store_release(uint64 *flag, uint64 value) {
-    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"((uint64)__cvta_generic_to_global(flag)), "l"(value) : "memory");
-}
-
 DEVICE void leave_sums(float *to, const float *sums) {
 #pragma unroll
     for (int i = 0; i < WIDTH / 8; i++)
@@ -162,11 +152,11 @@ DEVICE bool add_parts(const dw_sm90_gemm_params &p, const tile &t, meeting &h, f
         if (is_true_for_one(h.is_first, threads)) {
             leave_sums(sums_of(s, node), sums);
             (void)is_true_for_one(false, threads);
-            if (threadIdx.x == 0) store_release(left, s.mark);
+            if (threadIdx.x == 0) global_store_release(left, s.mark);
             return false;
         }
         if (threadIdx.x == 0) {
-            while (load_acquire(left) != s.mark) {
+            while (global_load_acquire(left) != s.mark) {
             }
             *claim = *left = 0;
         }

@@ -1,4 +1,4 @@
-/* What the user chooses by environment variables that hold one of a few words. */
+/* Choices that the user makes by environment variables, each of which holds one of a few words. */
 #include "kernel/kernel.h"
 #include <stdlib.h>
 #include <string.h>

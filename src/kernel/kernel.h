@@ -82,7 +82,7 @@ typedef struct dw__call {
      * whose words together say the largest finite magnitude of that output (cuda/common/magnitude.cuh). A call of an
      * operation that quantizes its input may have such a vector for that input, behind the operation's own inputs. */
     uint64_t magnitudes;
-    /* Of an elementwise program behind another operation. Bit o: behind the program's own outputs, in order of o,
+    /* An elementwise program behind another operation may have these. Bit o: behind its own outputs, in order of o,
      * there is one more for output o: a vector of its type, the sums over all axes but the last, added in F32 and
      * rounded once. */
     uint64_t summed;

@@ -1419,7 +1419,7 @@ static void test_ours_is_faster(void **state) {
     run_choice((choice){.times = "5 4 6 7", .ours = 0.1f, .expected = 1, .measured = 0});
 }
 
-/* What was measured says by how much ours is faster. Without a measurement, or if the library is faster, it says nothing. */
+/* A measurement says by how much ours is faster. Without one, or if the library is faster, nothing is said. */
 static void list_measured(void *gain) {
     char *json = NULL, shape[64];
     begin(FAKE_CUBLASLT);

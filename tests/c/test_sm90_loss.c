@@ -496,7 +496,8 @@ static int64_t rounds_in_blocks(int64_t size, int64_t classes, int64_t block, in
     return rounds;
 }
 
-/* Of GPT-2 whole rounds of 44 tiles of 128 classes are the best; of Llama 1B the rounds are within 4 % of the fewest. */
+/* GPT-2's best blocks fill rounds of 44 tiles of 128 classes. Those of Llama 1B take at most 4 % more rounds than the
+ * fewest. */
 static void blocks_fill_rounds(void **state) {
     (void)state;
     assert_int_equal(dw__sm90_loss_block(16384, 768, 50257, 8192, 132), 44 * 128);

@@ -111,12 +111,10 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw_status status = DW_OK;
     dw__text source = {0};
-    uint32_t number = 0;
     analysis *a = NULL;
     DW_TRY(analyse(c, &a));
     DW_TRY(dw__elementwise_source(&a->body, &a->form, &source));
-    DW_TRY(dw__program_number(&source, &a->form, sizeof a->form, &number));
-    DW_TRY(dw__variant_of(context, kernel, number, variant));
+    DW_TRY(dw__program_variant(context, kernel, &source, &a->form, sizeof a->form, variant));
 cleanup:
     dw__text_free(&source);
     dw__free(a);

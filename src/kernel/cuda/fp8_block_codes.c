@@ -1,11 +1,9 @@
 /* quantize_tiles of the graph with scheme fp8-block, by cuda/common/fp8_block_codes.cu. */
-#include "common/fp8_block_codes_params.h"
-#include "common/scale_layout.h"
+#include "kernel/cuda/fp8_block_codes.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include <string.h>
 
-enum { CODES, SCALES, TURNED, TURNED_SCALES };
-enum { VECTOR = 8, ALIGNMENT = 16, TILE = DW_FP8_BLOCK_SIDE };
+enum { VECTOR = 8, ALIGNMENT = 16 };
 enum { WHOLE = 1 << 4, SQUARE = 1 << 5 }; /* of a variant, behind the type */
 
 /* A plan's operands have addresses of that alignment before they have memory. */
@@ -14,18 +12,16 @@ static bool is_whole(const dw__tensor *x) {
            x->stride[0] % VECTOR == 0 && (uintptr_t)x->data % ALIGNMENT == 0;
 }
 
-static int64_t tiles_of(int64_t count) { return (count + TILE - 1) / TILE; }
-
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     const dw__tensor *x = &c->inputs[0];
     const int64_t most = INT32_MAX - 1024; /* fp8_block_codes_params.h */
-    if (c->outputs[SCALES].dtype != DW_F32)
+    if (c->outputs[DW__FP8_SCALES].dtype != DW_F32)
         return dw__fail(DW_TYPE, "%s is for fp8-block", kernel->name);
     if (dw__call_attr(c, DW_ATTR_KEY_AXIS))
         return dw__fail(DW_UNSUPPORTED, "%s: expected no axis, for codes along both", kernel->name);
     if (x->shape[0] > most || x->shape[1] > most ||
-        tiles_of(x->shape[0]) * tiles_of(x->shape[1]) > most)
+        dw__fp8_block_tiles(x->shape[0]) * dw__fp8_block_tiles(x->shape[1]) > most)
         return dw__fail(DW_UNSUPPORTED,
                         "%s: %lld x %lld elements; expected fewer than 2^31 - 1024 rows, columns "
                         "and tiles of 128 x 128",
@@ -43,26 +39,31 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
                           variant);
 }
 
+dw_fp8_block_codes_params dw__fp8_block_results(int64_t rows, int64_t columns,
+                                                const dw__tensor *results) {
+    const int64_t across = dw__fp8_block_tiles(columns);
+    return (dw_fp8_block_codes_params){.rows = (int)rows,
+                                       .columns = (int)columns,
+                                       .tiles = (int)(dw__fp8_block_tiles(rows) * across),
+                                       .tiles_across = (int)across,
+                                       .codes = results[DW__FP8_CODES].data,
+                                       .turned = results[DW__FP8_TURNED].data,
+                                       .row_bytes = results[DW__FP8_CODES].shape[1],
+                                       .turned_row_bytes = results[DW__FP8_TURNED].shape[1],
+                                       .scales = results[DW__FP8_SCALES].data,
+                                       .turned_scales = results[DW__FP8_TURNED_SCALES].data};
+}
+
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     const dw__operation_call *c = call;
-    const dw__tensor *x = &c->call.inputs[0], *out = c->call.outputs;
-    const int64_t resident = (int64_t)context->sm_count * DW_FP8_BLOCK_RESIDENT,
-                  across = tiles_of(x->shape[1]), tiles = tiles_of(x->shape[0]) * across;
-    dw_fp8_block_codes_params p = {.x = x->data,
-                                   .rows = (int)x->shape[0],
-                                   .columns = (int)x->shape[1],
-                                   .row_stride = x->stride[0],
-                                   .column_stride = x->stride[1],
-                                   .tiles = (int)tiles,
-                                   .tiles_across = (int)across,
-                                   .codes = out[CODES].data,
-                                   .turned = out[TURNED].data,
-                                   .row_bytes = out[CODES].shape[1],
-                                   .turned_row_bytes = out[TURNED].shape[1],
-                                   .scales = out[SCALES].data,
-                                   .turned_scales = out[TURNED_SCALES].data};
+    const dw__tensor *x = &c->call.inputs[0];
+    const int64_t resident = (int64_t)context->sm_count * DW_FP8_BLOCK_RESIDENT;
+    dw_fp8_block_codes_params p = dw__fp8_block_results(x->shape[0], x->shape[1], c->call.outputs);
+    p.x = x->data;
+    p.row_stride = x->stride[0];
+    p.column_stride = x->stride[1];
     return dw__gpu_launch(c, context, "fp8_block_codes", variant->functions[0],
-                          tiles < resident ? tiles : resident, DW_FP8_BLOCK_THREADS, &p);
+                          p.tiles < resident ? p.tiles : resident, DW_FP8_BLOCK_THREADS, &p);
 }
 
 static dw_status entry_points(const dw__kernel *kernel, int capability, uint64_t params,
@@ -98,11 +99,12 @@ static void example(uint64_t params, int index, dw__call *c) {
         c->outputs[2 * i + 1] =
             square ? (dw__tensor){.dtype = DW_F32,
                                   .rank = 3,
-                                  .shape = {tiles_of(outer),
-                                            (tiles_of(inner) + DW_SQUARE_SCALES - 1) /
+                                  .shape = {dw__fp8_block_tiles(outer),
+                                            (dw__fp8_block_tiles(inner) + DW_SQUARE_SCALES - 1) /
                                                 DW_SQUARE_SCALES,
                                             DW_SQUARE_SCALES}}
-                   : (dw__tensor){.dtype = DW_F32, .rank = 2, .shape = {tiles_of(inner), outer}};
+                   : (dw__tensor){
+                         .dtype = DW_F32, .rank = 2, .shape = {dw__fp8_block_tiles(inner), outer}};
     }
     dw__tensor_set_contiguous(&c->inputs[0]);
     for (int i = 0; i < 4; i++) dw__tensor_set_contiguous(&c->outputs[i]);

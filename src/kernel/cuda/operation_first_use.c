@@ -65,7 +65,7 @@ static void fill_tensor(void *data, const dw__tensor *t, uint32_t stream, bool p
     }
 }
 
-/* Those of segment_linear and its gradient, whose rows may be given by an index. */
+/* The rows of all groups together, of segment_linear and its gradient, whose operands may be read by an index. */
 static int64_t rows_in_groups(const dw__call *c) {
     if (c->op == DW_OP_SEGMENT_LINEAR) return c->outputs[0].shape[0];
     for (uint32_t i = 3; dw__call_gathers(c) && i < c->input_count; i++)

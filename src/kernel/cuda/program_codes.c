@@ -4,13 +4,12 @@
  * The source is made from the program's body, as that of elementwise programs is.
  */
 #include "common/program_codes_params.h"
-#include "common/scale_layout.h"
 #include "kernel/cuda/elementwise.h"
+#include "kernel/cuda/fp8_block_codes.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "kernel/cuda/program_table.h"
 
-enum { VECTOR = 8, TILE = DW_FP8_BLOCK_SIDE };
-enum { CODES, SCALES, TURNED, TURNED_SCALES }; /* of a result: the results of quantize_tiles */
+enum { VECTOR = 8 };
 
 /* A variant is determined by these and by its body. Results that become codes come first in `order`. */
 typedef struct form {
@@ -49,8 +48,6 @@ static bool form_of(const dw__call *c, form *f) {
     return f->coded >= 1 && f->coded - 1 <= f->operands;
 }
 
-static int64_t tiles_of(int64_t count) { return (count + TILE - 1) / TILE; }
-
 /* Fills the parameters; false: the tensors lie in a way that the kernel does not read. */
 static bool params_of(const dw__call *c, const form *f, dw_program_codes_params *p) {
     const dw__tensor *y = &c->outputs[0];
@@ -59,7 +56,7 @@ static bool params_of(const dw__call *c, const form *f, dw_program_codes_params 
     const int64_t columns = y->shape[y->rank - 1], count = dw__tensor_count(y),
                   rows = columns ? count / columns : 0, most = INT32_MAX - 1024;
     if (count == 0 || columns % VECTOR != 0 || rows > most || columns > most ||
-        tiles_of(rows) * tiles_of(columns) > most)
+        dw__fp8_block_tiles(rows) * dw__fp8_block_tiles(columns) > most)
         return false;
     for (uint32_t i = 0; i < f->operands; i++)
         if (!matrix_of(&c->inputs[i], y->dtype, rows, columns, &p->operands[i])) return false;
@@ -68,18 +65,9 @@ static bool params_of(const dw__call *c, const form *f, dw_program_codes_params 
             return false;
     for (uint32_t r = 0; r < f->coded; r++) {
         const dw__tensor *out = &c->outputs[f->results + 4 * r];
-        if (out[CODES].shape[0] != rows || out[TURNED].shape[0] != columns) return false;
-        p->codes[r] =
-            (dw_fp8_block_codes_params){.rows = (int)rows,
-                                        .columns = (int)columns,
-                                        .tiles = (int)(tiles_of(rows) * tiles_of(columns)),
-                                        .tiles_across = (int)tiles_of(columns),
-                                        .codes = out[CODES].data,
-                                        .turned = out[TURNED].data,
-                                        .row_bytes = out[CODES].shape[1],
-                                        .turned_row_bytes = out[TURNED].shape[1],
-                                        .scales = out[SCALES].data,
-                                        .turned_scales = out[TURNED_SCALES].data};
+        if (out[DW__FP8_CODES].shape[0] != rows || out[DW__FP8_TURNED].shape[0] != columns)
+            return false;
+        p->codes[r] = dw__fp8_block_results(rows, columns, out);
     }
     return true;
 }
@@ -140,15 +128,13 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw_status status = DW_OK;
     dw__text source = {0};
-    uint32_t number = 0;
     form f;
     dw__body *body = dw__calloc(1, sizeof *body);
     if (!body) return dw__fail_memory("an elementwise program", sizeof *body);
     (void)form_of(c, &f);
     DW_TRY(dw__elementwise_body(c, body));
     DW_TRY(print_source(c, body, &f, &source));
-    DW_TRY(dw__program_number(&source, &f, sizeof f, &number));
-    DW_TRY(dw__variant_of(context, kernel, number, variant));
+    DW_TRY(dw__program_variant(context, kernel, &source, &f, sizeof f, variant));
 cleanup:
     dw__text_free(&source);
     dw__free(body);

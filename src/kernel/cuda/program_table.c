@@ -30,8 +30,8 @@ static dw_status add_program(char *source, const void *form, size_t form_bytes, 
     return status;
 }
 
-dw_status dw__program_number(dw__text *source, const void *form, size_t form_bytes,
-                             uint32_t *number) {
+static dw_status number_of(dw__text *source, const void *form, size_t form_bytes,
+                           uint32_t *number) {
     dw_status status = DW_OK;
     pthread_mutex_lock(&lock);
     if (!numbers) numbers = dw__map_create();
@@ -44,4 +44,12 @@ cleanup:
     pthread_mutex_unlock(&lock);
     dw__text_free(source);
     return status;
+}
+
+dw_status dw__program_variant(const dw__context *context, const dw__kernel *kernel,
+                              dw__text *source, const void *form, size_t form_bytes,
+                              const dw__variant **variant) {
+    uint32_t number = 0;
+    DW_RETURN_IF_FAILED(number_of(source, form, form_bytes, &number));
+    return dw__variant_of(context, kernel, number, variant);
 }

@@ -3,6 +3,7 @@
 #define DW_PROGRAM_TABLE_H
 
 #include "base/base.h"
+#include "kernel/gpu_kernel.h"
 
 /* A source, and what else its kernel knows of it. It lives as long as the process. */
 typedef struct dw__program {
@@ -10,10 +11,11 @@ typedef struct dw__program {
     void *form;
 } dw__program;
 
-/* Returns the number of a source; equal sources have one. Takes over the text. The table has a copy of the form that
- * came with a source first. */
-dw_status dw__program_number(dw__text *source, const void *form, size_t form_bytes,
-                             uint32_t *number);
+/* Returns the kernel's variant of a source; equal sources have one number. Takes over the text. The table has a copy of
+ * the form that came with a source first. */
+dw_status dw__program_variant(const dw__context *context, const dw__kernel *kernel,
+                              dw__text *source, const void *form, size_t form_bytes,
+                              const dw__variant **variant);
 const dw__program *dw__program_at(uint64_t number);
 
 #endif

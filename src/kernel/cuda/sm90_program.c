@@ -351,7 +351,6 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     dw__gemm_groups_call g;
     dw__sm90_program p;
     dw__text source = {0};
-    uint32_t number = 0;
     dw__body *body = dw__calloc(1, sizeof *body);
     if (!body) return dw__fail_memory("an elementwise program", sizeof *body);
     (void)call_of(given, &g);
@@ -359,8 +358,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     const form f = form_of(&g, &p, c->epilogue->summed, context->sm_count);
     if (c->epilogue->op != DW_OP_ROPE) DW_TRY(dw__elementwise_body(c->epilogue, body));
     DW_TRY(print_source(c, body, &f, &source));
-    DW_TRY(dw__program_number(&source, &f, sizeof f, &number));
-    DW_TRY(dw__variant_of(context, kernel, number, variant));
+    DW_TRY(dw__program_variant(context, kernel, &source, &f, sizeof f, variant));
 cleanup:
     dw__text_free(&source);
     dw__free(body);
