@@ -489,9 +489,10 @@ BARE = "bare launch (dw_attention_forward)"
 
 
 def host_times(library) -> dict[str, dict[str, float]]:
-    shape = (2, 8, 128, 64)
+    case = Case(2, 8, 128, 64, causal=True)
+    shape = (case.batch, case.heads, case.rows, case.dim)
     q, k, v, d_o = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    ours = Ours(library, q, k, v, d_o, True)
+    ours = Ours(library, q, k, v, d_o, case)
     runs = {}
     if not ours.refused:
         call = ctypes.byref(ours.call)

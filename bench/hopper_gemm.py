@@ -4,7 +4,8 @@
 
 D = A B^T in BF16 with random data, TFLOP/s, medians of rounds in turns. Each call has other operands than the three
 before it, so that they come from memory. Two states of the GPU, whose clock follows its power: "burst", 1 ms of calls
-after 4 ms of rest, as between the other kernels of a training step; "steady", one load of GEMMs after the other.
+after 4 ms of rest, as between the other kernels of a training step; "steady", one load of GEMMs after the other. Calls
+are captured in CUDA graphs, so that the host's time for a call does not count.
 ``--epilogues`` also measures each epilogue that `dw_gemm_run` has, beside PyTorch's: cuBLAS, and elementwise kernels
 where cuBLAS has no such epilogue. "of plain" is Deepwell's rate with the epilogue divided by cuBLAS' without one.
 """
@@ -60,27 +61,42 @@ def library() -> ctypes.CDLL:
     raise SystemExit("hopper_gemm: libdeepwell.so is not loaded; expected a shared build")
 
 
+def graph_of(function, calls: int):
+    """Captures that many calls, each with the operands' next copy."""
+    import torch
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for i in range(COPIES):
+            function(i)  # what is chosen or allocated at the first call is no part of the graph
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for i in range(calls):
+            function(i % COPIES)
+    return graph
+
+
 def median_ms(functions, rounds: int, burst: bool) -> list[float]:
     """Returns the median time of a call of each, in turns; functions take the number of the operands' copy."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for function in functions:
-        function(0)
+    once = graph_of(functions[0], 8)
+    once.replay()
     begin.record()
-    functions[0](1)
-    functions[0](2)
+    once.replay()
     end.record()
     end.synchronize()
-    calls = max(2, int((1.0 if burst else 12.0) / (begin.elapsed_time(end) / 2)))
+    calls = max(2, int((1.0 if burst else 12.0) / (begin.elapsed_time(end) / 8)))
+    graphs = [graph_of(function, calls) for function in functions]
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
-        for function, found in zip(functions, times):
+        for graph, found in zip(graphs, times):
             if burst:
                 torch.cuda._sleep(8_000_000)
             begin.record()
-            for i in range(calls):
-                function(i % COPIES)
+            graph.replay()
             end.record()
             end.synchronize()
             found.append(begin.elapsed_time(end) / calls)
@@ -112,13 +128,12 @@ class Problem:
 
         outputs, output = (self.d_f32, self.f32) if f32 else (self.d, self.dtype)
         half = 2 if activation == SWIGLU else 1
-        stream = torch.cuda.current_stream().cuda_stream
         calls = [
             Gemm(
                 ctypes.sizeof(Gemm), None, self.dtype, output, self.m, self.n // half, self.k, 1.0, activation,
                 Matrix(a.data_ptr(), self.k), Matrix(b.data_ptr(), self.k), Matrix(d.data_ptr(), self.n // half),
                 self.bias.data_ptr() if bias else None,
-                Matrix(r.data_ptr(), self.n) if residual else Matrix(None, 0), stream,
+                Matrix(r.data_ptr(), self.n) if residual else Matrix(None, 0), None,
             )
             for a, b, d, r in zip(self.a, self.b, outputs, self.d_f32 if f32 else self.residual)
         ]  # fmt: skip
@@ -131,6 +146,7 @@ class Problem:
             call.workspace, call.workspace_bytes = workspace.data_ptr(), workspace.numel()
 
         def run(i, workspace=workspace):
+            calls[i].stream = torch.cuda.current_stream().cuda_stream
             if self.dw.dw_gemm_run(ctypes.byref(calls[i])) != 0:
                 raise SystemExit(f"hopper_gemm: {self.dw.dw_last_error().decode()}")
 

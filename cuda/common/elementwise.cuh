@@ -7,6 +7,7 @@
 #ifndef DW_ELEMENTWISE_CUH
 #define DW_ELEMENTWISE_CUH
 
+#include "activation.cuh"
 #include "data_error.h"
 #include "magnitude.cuh"
 #include "random_word.cuh"
@@ -258,17 +259,6 @@ template <class F> DEVICE F op_gelu_tanh_backward(F x, F dy) {
 
 // Few instructions, and relative errors far below the 2^-12 of a rounding to F16. A sigmoid below 2^-126 is 0, which
 // loses results of silu below 2^-119. No such number is an F16.
-DEVICE float exp2_flushed(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-DEVICE float reciprocal_flushed(float x) { // 0 above 2^126
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-#define LOG2_E 1.4426950408889634f
 // The argument of ex2 is rounded: the error is 2^-17 next to overflow, and 2^-20 within the range of F16.
 DEVICE float half_exp(float x) {
     float y;
@@ -295,7 +285,6 @@ DEVICE float half_div(float x, float y) {
     asm("div.full.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
     return z;
 }
-DEVICE float logistic(float exponent) { return reciprocal_flushed(1 + exp2_flushed(exponent)); }
 DEVICE float half_sigmoid(float x) { return logistic(-LOG2_E * x); }
 // 1 - 2 / (1 + exp(2 x)) has an absolute error of 2^-22: relative to tanh 2^-19 at 1/8. The odd polynomial leaves out
 // 17/315 x^7, which is 2^-22 of x there.
@@ -310,27 +299,11 @@ DEVICE float half_silu_backward(float x, float dy) {
     const float s = half_sigmoid(x);
     return dy * s * (1 + x * (1 - s));
 }
-// (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)), here for y = gelu_tanh_argument(x).
-#define GELU_TANH_FACTOR (-2 * LOG2_E * 0.79788456080286535588f)
-DEVICE float gelu_tanh_share(float x) {
-    return logistic(x * (GELU_TANH_FACTOR + GELU_TANH_FACTOR * 0.044715f * (x * x)));
-}
 DEVICE float half_gelu_tanh(float x) { return x * gelu_tanh_share(x); }
 DEVICE float half_gelu_tanh_backward(float x, float dy) {
     const float s = gelu_tanh_share(x);
     const float slope = x * (2 * 0.79788456080286535588f + 2 * 0.79788456080286535588f * 0.134145f * (x * x));
     return dy * (s + s * (1 - s) * slope);
-}
-// The normal distribution, with a relative error of 2^-17 down to x = -13: exp(-x^2 / 2) times a polynomial in
-// t = 1 / (1 + 0.31 |x|), the form of Abramowitz and Stegun 7.1.26, fitted to the least largest relative error. `density`
-// is exp(-x^2 / 2).
-DEVICE float normal_cdf(float x, float *density) {
-    const float t = reciprocal_flushed(1 + 0.31f * fabs(x));
-    const float high = 0.1334255040f + t * (0.0157516357f + t * (0.1804449558f - t * 0.0739275143f));
-    const float polynomial = t * (0.1238605604f + t * (0.1204425469f + t * high));
-    *density = exp2_flushed(-0.5f * LOG2_E * (x * x));
-    const float tail = polynomial * *density;
-    return x >= 0 ? 1 - tail : tail;
 }
 DEVICE float half_gelu(float x) {
     float density;

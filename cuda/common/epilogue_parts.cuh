@@ -3,19 +3,20 @@
 #ifndef DW_EPILOGUE_PARTS_CUH
 #define DW_EPILOGUE_PARTS_CUH
 
+#include "activation.cuh"
 #include "sm100/gemm_params.h"
 #include "sm90.cuh"
 
-DEVICE float silu(float x) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.f + exp2_approx(x * -1.4426950408889634f)));
-    return x * r;
-}
+DEVICE float silu(float x) { return x * logistic(-LOG2_E * x); }
 
+// For D in F32 the errors are those of erff and of an exponential.
 DEVICE float activate(float x) {
-    if constexpr (ACTIVATION == DW_GEMM_GELU) return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
-    if constexpr (ACTIVATION == DW_GEMM_GELU_TANH)
-        return 0.5f * x * (1.f + tanh_exact(0.7978845608028654f * fmaf(0.044715f * x * x, x, x)));
+    if constexpr (ACTIVATION == DW_GEMM_GELU) {
+        if constexpr (OUTPUT == DW_GEMM_OUTPUT_F32) return 0.5f * x * (1.f + erff(x * 0.7071067811865476f));
+        float density;
+        return x * normal_cdf(x, &density);
+    }
+    if constexpr (ACTIVATION == DW_GEMM_GELU_TANH) return x * gelu_tanh_share(x);
     return x;
 }
 
@@ -42,6 +43,21 @@ DEVICE void store_row_chunk(uint16 *line, int count, const uint32 *words) {
             v.x = __funnelshift_r(v.x, v.y, 16), v.y = __funnelshift_r(v.y, v.z, 16);
             v.z = __funnelshift_r(v.z, v.w, 16), v.w >>= 16;
         }
+}
+
+// Loads 16 bytes, or zeros, and stores them or nothing, without a branch, which would keep instructions behind it back.
+DEVICE void load16_if(bool exists, const void *from, uint32 *words) {
+    words[0] = words[1] = words[2] = words[3] = 0;
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t@p ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n\t}"
+                 : "+r"(words[0]), "+r"(words[1]), "+r"(words[2]), "+r"(words[3])
+                 : "l"((uint64)__cvta_generic_to_global(from)), "r"((uint32)exists)
+                 : "memory");
+}
+DEVICE void store16_if(bool exists, void *to, const uint32 *words) {
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %5, 0;\n\t@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n\t}" ::"l"(
+                     (uint64)__cvta_generic_to_global(to)),
+                 "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"((uint32)exists)
+                 : "memory");
 }
 
 #endif

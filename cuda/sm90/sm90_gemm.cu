@@ -234,16 +234,17 @@ DEVICE void give_turn() { named_arrive(TURN + 1 - threadIdx.x / 128, 256); }
 
 // ---- products ---------------------------------------------------------------------------------------------
 
-// Descriptor of 32 bytes of the contraction of the 64 or more rows of an operand that begin at `address`.
-template <bool TURNED> DEVICE uint64 operand(uint32 address, int slice) {
-    return tile_descriptor(address + slice * (TURNED ? 2048 : 32), STEP * 128);
-}
+// Descriptor of the first 32 bytes of the contraction of the 64 or more rows of an operand that begin at `address`.
+DEVICE uint64 operand(uint32 address) { return tile_descriptor(address, STEP * 128); }
+// The descriptor of what lies `bytes` behind another one's, a multiple of 16.
+DEVICE uint64 behind(uint64 descriptor, int bytes) { return descriptor + (bytes >> 4); }
+template <bool TURNED> DEVICE int slice_bytes(int slice) { return slice * (TURNED ? 2048 : 32); }
 
-// `b`: the address of B's rows.
-DEVICE void multiply_slice(float *sums, uint64 a, uint32 b, int slice, int accumulate) {
+// `b`: the descriptor of B's rows.
+DEVICE void multiply_slice(float *sums, uint64 a, uint64 b, int slice, int accumulate) {
 #pragma unroll
     for (int at = 0; at < WIDTH; at += PRODUCT_WIDTH) {
-        const uint64 rows = operand<TURNED_B>(b + at * 128, slice);
+        const uint64 rows = behind(b, at * 128 + slice_bytes<TURNED_B>(slice));
         if constexpr (CODES) wgmma_codes<PRODUCT_WIDTH>(sums + at / 2, a, rows, accumulate);
         else wgmma_ss<PRODUCT_WIDTH, TURNED_A, TURNED_B>(sums + at / 2, a, rows, accumulate);
     }
@@ -271,18 +272,20 @@ DEVICE void clear_sums(float (*sums)[WIDTH / 2]) {
 
 // Starts to multiply the ring's stage, step `step` of a tile.
 DEVICE void start_step(const shared_layout &s, const ring &r, const tile &t, int step, int rows, float (*sums)[WIDTH / 2]) {
-    uint32 stage = s.stages + r.stage * STAGE_BYTES;
+    // The compiler must see that all threads of a warp have the same, or it moves each half of each descriptor from ordinary
+    // registers to those that wgmma reads.
+    const uint32 stage = s.stages + __shfl_sync(0xffffffff, r.stage, 0) * STAGE_BYTES;
     barrier_wait(s.full + 8 * r.stage, r.phase);
     if constexpr (GROUPS == DW_GROUPS_CONTRACTION)
         if (t.k - step * STEP < STEP) clear_rows(stage, t.k - step * STEP);
     if constexpr (GATHER) fence_async_shared(); // cp.async wrote
+    const uint64 a = operand(stage + rows * 128), b = operand(stage + A_BYTES);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < SLICES; i++)
 #pragma unroll
         for (int part = 0; part < PARTS; part++)
-            multiply_slice(sums[part], operand<TURNED_A>(stage + (rows + part * 64) * 128, i), stage + A_BYTES, i,
-                           step + i > 0);
+            multiply_slice(sums[part], behind(a, part * 64 * 128 + slice_bytes<TURNED_A>(i)), b, i, step + i > 0);
     wgmma_commit();
 }
 
@@ -496,23 +499,38 @@ DEVICE void round_strip(const shared_layout &s, float factor, const float *sums,
     pack_words(x, words);
 }
 
-// Stores a strip of F32, of which four threads have 32 contiguous bytes, after adding the residual.
-DEVICE void store_f32_strip(const dw_sm90_gemm_params &p, const tile &t, int part, int strip, float *x) {
+// A thread's pairs of a strip of F32, of which four threads have 32 contiguous bytes: those of two rows.
+typedef float2 f32_strip[2][4];
+
+DEVICE int f32_column(const tile &t, int strip, int i) { return t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3); }
+
+// Loads the residual's: zeros where it has no elements.
+[[maybe_unused]] DEVICE void load_f32_strip(const dw_sm90_gemm_params &p, const tile &t, int part, int strip, f32_strip &x) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int row = row_of(t, part, half), stored = stored_row(p, row, t.end);
-        float *d = (float *)p.d + group_of(t) * p.group_d + stored * p.stride_d;
+        const int row = row_of(t, part, half), stored = stored_row(p, row, t.end);
         const float *residual = (const float *)p.residual + group_of(t) * p.group_residual + stored * p.stride_residual;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int column = t.column + 32 * strip + 8 * i + 2 * (lane_index() & 3), count = row < t.end && (!SCATTER || stored >= 0) ? p.n - column : 0;
+            const int column = f32_column(t, strip, i), count = row < t.end && (!SCATTER || stored >= 0) ? p.n - column : 0;
+            x[half][i] = make_float2(0.f, 0.f);
+            if (count >= 2) x[half][i] = *(const float2 *)(residual + column);
+            else if (count == 1) x[half][i].x = residual[column];
+        }
+    }
+}
+
+DEVICE void store_f32_strip(const dw_sm90_gemm_params &p, const tile &t, int part, int strip, const float *x,
+                            [[maybe_unused]] const f32_strip &residual) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = row_of(t, part, half), stored = stored_row(p, row, t.end);
+        float *d = (float *)p.d + group_of(t) * p.group_d + stored * p.stride_d;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int column = f32_column(t, strip, i), count = row < t.end && (!SCATTER || stored >= 0) ? p.n - column : 0;
             float2 v = make_float2(x[4 * i + 2 * half], x[4 * i + 2 * half + 1]);
-            if constexpr (RESIDUAL) {
-                if (count >= 2) {
-                    float2 u = *(const float2 *)(residual + column);
-                    v.x += u.x, v.y += u.y;
-                } else if (count == 1) v.x += residual[column];
-            }
+            if constexpr (RESIDUAL) v.x += residual[half][i].x, v.y += residual[half][i].y;
             if (count >= 2) *(float2 *)(d + column) = v;
             else if (count == 1) d[column] = v.x;
         }
@@ -531,13 +549,19 @@ DEVICE void store_tile(const dw_sm90_gemm_params &p, const shared_layout &s, con
         if constexpr (!F32_OUTPUT && RESIDUAL) residual = chunks_of_residual(p, t, part);
         float weights[2];
         if constexpr (WEIGHTS) weights_of(p, t, part, weights);
+        f32_strip next, now; // of the residual: loads of a strip are in flight before the strip in front of it is stored
+        if constexpr (F32_OUTPUT && RESIDUAL) load_f32_strip(p, t, part, 0, next);
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
             if (t.column + 32 * strip >= p.n) continue;
             if constexpr (F32_OUTPUT) {
                 float x[16];
+                if constexpr (RESIDUAL) {
+                    memcpy(now, next, sizeof now);
+                    if (strip + 1 < STRIPS) load_f32_strip(p, t, part, strip + 1, next);
+                }
                 finish(s, factor, sums[part], strip, x, part * 64, of_rows, weights);
-                store_f32_strip(p, t, part, strip, x);
+                store_f32_strip(p, t, part, strip, x, now);
             } else {
                 uint32 words[2][4];
                 if constexpr (RESIDUAL) {
@@ -732,7 +756,8 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
     shared_layout s = begin_block(memory);
     if constexpr (GROUPS != DW_GROUPS_BATCH)
         check_offsets(p.offsets, 1, p.groups, GROUPS == DW_GROUPS_ROWS ? p.m : p.k, p.error);
-    if (threadIdx.x / 128 == DW_SM90_MULTIPLIERS) {
+    const int role = __shfl_sync(0xffffffff, threadIdx.x / 128, 0); // the compiler must see that a warp has one role
+    if (role == DW_SM90_MULTIPLIERS) {
         registers_down<LOADER_REGISTERS>();
 #if GATHER
         load_gathered(p, s, &map_a, &map_b);
@@ -746,7 +771,7 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
         if (threadIdx.x / 32 > 4 * DW_SM90_MULTIPLIERS && p.loss.count > 0) make_gradients(p.loss, s);
 #endif
 #if PROGRAM
-    } else if (threadIdx.x / 128 > DW_SM90_MULTIPLIERS) {
+    } else if (role > DW_SM90_MULTIPLIERS) {
         registers_up<136>();
         run_programs(p, s);
     } else {

@@ -115,7 +115,7 @@ typedef struct loaded {
 DEVICE void store_eight(void *matrix, int row, int stride, int column, int count, const uint32 *words) {
     uint16 *line = (uint16 *)matrix + (long long)row * stride + column;
     if constexpr (!PROGRAM_WHOLE) store_row_chunk(line, count, words);
-    else if (count > 0) *(uint4 *)line = make_uint4(words[0], words[1], words[2], words[3]);
+    else store16_if(count > 0, line, words);
 }
 
 #if PROGRAM_ROPE
@@ -126,20 +126,18 @@ DEVICE void store_eight(void *matrix, int row, int stride, int column, int count
 DEVICE int column_of_part(int at, int part) { return part * TILE_COLUMNS + at; }
 
 DEVICE void load_unit(const dw_sm90_gemm_params &p, const unit &u, loaded &to) {
-    if (u.count <= 0) return;
+    if (!PROGRAM_WHOLE && u.count <= 0) return;
 #pragma unroll
     for (int i = 0; i < PROGRAM_OPERANDS; i++) {
         const uint16 *line = (const uint16 *)p.operands[i] + (long long)u.row * (int)p.operand_strides[i] + u.column;
         uint32 words[4];
-        if constexpr (PROGRAM_WHOLE) {
-            const uint4 v = *(const uint4 *)line;
-            memcpy(words, &v, sizeof words);
-        } else load_row_chunk(line, u.count, words);
+        if constexpr (PROGRAM_WHOLE) load16_if(u.count > 0, line, words);
+        else load_row_chunk(line, u.count, words);
         memcpy(&to.operands[i], words, sizeof words);
     }
 #pragma unroll
     for (int i = 0; i < PROGRAM_VECTORS; i++)
-        to.vectors[i] = ((const uint16 *)p.vectors[i])[u.row * p.vector_strides[i]];
+        to.vectors[i] = ((const uint16 *)p.vectors[i])[(u.count > 0 ? u.row : 0) * p.vector_strides[i]];
 }
 
 // Runs the program for a unit whose elements of D, or of its halves, are `in`.
@@ -159,12 +157,12 @@ DEVICE void store_unit(const dw_sm90_gemm_params &p, const unit &u, const elemen
 #pragma unroll
     for (int i = 0; i < PARTS_OF_D; i++) {
         memcpy(words, &in[i], sizeof words);
-        if (p.d) store_eight(p.d, u.row, (int)p.stride_d, i * p.n + u.column, u.count, words);
+        store_eight(p.d, u.row, (int)p.stride_d, i * p.n + u.column, p.d ? u.count : 0, words);
     }
 #pragma unroll
     for (int i = 0; i < PROGRAM_RESULTS; i++) {
         memcpy(words, &out[i], sizeof words);
-        if (p.results[i]) store_eight(p.results[i], u.row, (int)p.result_strides[i], u.column, u.count, words);
+        store_eight(p.results[i], u.row, (int)p.result_strides[i], u.column, p.results[i] ? u.count : 0, words);
     }
 }
 

@@ -148,8 +148,8 @@ DEVICE void compute_in_two_levels(const dw_sm90_gemm_params &p, const shared_lay
     // The compiler must see that all threads of a warp have the same.
     w.half = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
     w.rows = SPLIT_N ? 0 : w.half * 64, w.columns = SPLIT_N ? w.half * WIDTH : 0;
-    w.a = operand<false>(s.stages + w.rows * 128, 0);
-    w.b = operand<false>(s.stages + A_BYTES + w.columns * 128, 0);
+    w.a = operand(s.stages + w.rows * 128);
+    w.b = operand(s.stages + A_BYTES + w.columns * 128);
     ring r = {0, 0};
     walk at = {};
     tile t, next;

@@ -221,8 +221,9 @@ static bool fits(form *f) {
 }
 
 /* Chooses the tile with the fewest clocks of those that two warpgroups compute together. Three stages do not bridge the
- * time that loads take beside a program's traffic: products took 1.02 to 1.10 times as long as with four. Where a
- * thread's columns change, sums over rows took some 600 clocks of a tile, and else none (bench/NOTES.md). */
+ * time that loads take beside a program's traffic: products took 1.02 to 1.10 times as long as with four. Each tile
+ * takes some 2500 clocks more, in which its rows are rounded and handed over. Where a thread's columns change, sums
+ * over rows took some 600 clocks of a tile, and else none (bench/NOTES.md). */
 static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, uint64_t summed,
                     int sm_count) {
     form best = {0}, trial = {.shape = dw__sm90_shape_of(g, sm_count),
@@ -233,7 +234,7 @@ static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, ui
                               .whole = g->gemm.n % VECTOR == 0,
                               .draws = p->draws,
                               .rope = p->rope_form};
-    const double few_stages = 1.06, sum_clocks = 600.0;
+    const double few_stages = 1.06, hand_over = 2500.0, sum_clocks = 600.0;
     double least = INFINITY;
     for (int tile = 0; tile < DW__SM90_TILES; tile++) {
         trial.shape.tile = (uint64_t)tile;
@@ -242,7 +243,7 @@ static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, ui
         const dw__gemm_cost cost = dw__sm90_cost_of(g, &trial.shape, sm_count);
         const bool moves = summed && DW_SM90_SUM_PHASES(dw__sm90_tile_columns(&trial.shape)) > 1;
         const double clocks = cost.clocks * (trial.stages < 4 ? few_stages : 1.0) +
-                              (moves ? sum_clocks * (double)cost.rounds : 0.0);
+                              (hand_over + (moves ? sum_clocks : 0.0)) * (double)cost.rounds;
         if (clocks * DW__SM90_CLOSE_CLOCKS >= least) continue;
         least = clocks;
         best = trial;
