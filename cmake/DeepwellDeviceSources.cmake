@@ -59,9 +59,10 @@ foreach(form module ptx)
 endforeach()
 set(module_files "")
 
-# Compiles SOURCE (below cuda/) for ARCH with NAME=VALUE pairs, sorted by name as in dw__jit_variant_name(), to
-# PATH.cubin and PATH.ptx, with nvcc or NVRTC. Sets the caller's `result` to PATH.
-function(deepwell_compile_module result arch source)
+# Compiles SOURCE (below cuda/) for ARCH with NAME=VALUE pairs, sorted by name as in dw__jit_variant_name(), to PATH.FORM
+# for each of FORMS ("cubin;ptx" or "ptx"), with nvcc or NVRTC. Sets the caller's `result` to PATH. A cubin takes about
+# as long as the rest, and the emulator reads PTX only.
+function(deepwell_compile_module result forms arch source)
     get_filename_component(stem ${source} NAME_WE)
     list(JOIN ARGN "." defines)
     set(name ${stem}.${arch}.${defines})
@@ -73,18 +74,21 @@ function(deepwell_compile_module result arch source)
     endif()
     set_property(GLOBAL APPEND PROPERTY deepwell_compiled ${path})
     get_property(device_files GLOBAL PROPERTY deepwell_device_files)
+    list(TRANSFORM forms PREPEND ${path}. OUTPUT_VARIABLE outputs)
     if(DEEPWELL_NVCC)
         list(TRANSFORM ARGN PREPEND -D OUTPUT_VARIABLE flags)
         set(compile ${DEEPWELL_NVCC} -arch=${arch} -std=c++17 ${flags}
             -I${PROJECT_SOURCE_DIR}/cuda -I${PROJECT_SOURCE_DIR}/cuda/common
             ${PROJECT_SOURCE_DIR}/cuda/${source})
-        set(commands COMMAND ${compile} -cubin -lineinfo -o ${path}.cubin
-                     COMMAND ${compile} -ptx -o ${path}.ptx)
+        set(commands COMMAND ${compile} -ptx -o ${path}.ptx)
+        if(cubin IN_LIST forms)
+            list(APPEND commands COMMAND ${compile} -cubin -lineinfo -o ${path}.cubin)
+        endif()
     else() # does not run again when the tool is only relinked
         set(commands COMMAND ${CMAKE_COMMAND} -E env DEEPWELL_NVRTC=${DEEPWELL_NVRTC}
-                             $<TARGET_FILE:deepwell_compile_variant> ${arch} ${source} ${path} ${ARGN})
+                             $<TARGET_FILE:deepwell_compile_variant> ${arch} ${source} ${outputs} ${ARGN})
     endif()
-    add_custom_command(OUTPUT ${path}.cubin ${path}.ptx ${commands}
+    add_custom_command(OUTPUT ${outputs} ${commands}
         DEPENDS ${device_files} ${PROJECT_SOURCE_DIR}/src/jit/jit_compile.c
         COMMENT "Compiling ${name}" VERBATIM)
 endfunction()
@@ -109,7 +113,7 @@ endfunction()
 
 # Adds a variant to the library.
 function(deepwell_add_module arch source)
-    deepwell_compile_module(path ${arch} ${source} ${ARGN})
+    deepwell_compile_module(path "cubin;ptx" ${arch} ${source} ${ARGN})
     get_filename_component(name ${path} NAME)
     list(LENGTH module_files index)
     deepwell_embed(dw_module ${index} ${name} ${path}.cubin)

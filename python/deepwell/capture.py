@@ -43,6 +43,7 @@ from deepwell.lowering.graph import (
 )
 from deepwell.lowering.quiet import (
     batched_experts,
+    no_fake_cache,
     quiet_tracing,
     settled_rope,
     unchanged,
@@ -435,10 +436,10 @@ class _Capture:
 
     def _attempt(self, trace: Callable[[str], Traced], axes: str) -> Captured:
         """Captures with copies of equal layers, or the whole module if that fails or no layers are equal."""
-        repeats = Repeats(self.module) if self._repeat else None
-        if repeats is not None and repeats.possible:
+        repeats = Repeats(self.module)
+        if self._repeat and repeats.possible:
             try:
-                with self._module_as_it_was(), repeats.tracing():
+                with self._module_as_it_was(), repeats.tracing(), no_fake_cache():
                     captured = self._lower_in_either_form(trace(axes), repeats)
                 if repeats.copies > 0 and self._recorder.tells_objects_apart():
                     raise NotRepeatable(
@@ -449,7 +450,8 @@ class _Capture:
             except Exception as error:
                 if _is_final(error):
                     raise
-        with self._module_as_it_was():
+        cache = contextlib.nullcontext if repeats.possible else no_fake_cache
+        with self._module_as_it_was(), cache():
             return self._lower_in_either_form(trace(axes), None)
 
     @contextlib.contextmanager

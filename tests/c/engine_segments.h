@@ -6,7 +6,8 @@
 
 enum {
     CHAIN_LAYERS = 4,
-    CHAIN_COUNT = (1 << 21) + 37 /* each gradient is large enough for a part of its own */
+    CHAIN_COUNT = (1 << 16) + 37,
+    CHAIN_PART = 4 << 16 /* bytes of gradients of a part: one parameter's are enough */
 };
 
 /* h = tanh(h) * p, once for each parameter p. */
@@ -31,6 +32,7 @@ static inline dw_engine *make_segmented_engine(const problem *p, const dw_device
     options.device = device;
     options.cuda_graphs = graphs;
     options.arena_segments = segments;
+    options.part_bytes = CHAIN_PART;
     return make_engine_with(p, &options);
 }
 

@@ -393,8 +393,19 @@ static int layout_by_number(const dw_model_sizes *model, int number, dw_layout *
     return 1;
 }
 
+/* Under AddressSanitizer one layout of so many is simulated, because all take half a minute. The number has no factor in
+ * common with the numbers of choices, so that every choice occurs. */
+static int one_layout_of(void) {
+#ifdef __SANITIZE_ADDRESS__
+    return 5;
+#else
+    return 1;
+#endif
+}
+
 static void many_layouts_agree(void **state) {
     (void)state;
+    const int step = one_layout_of();
     static const char *const models[] = {"llama3-8b", "llama3-70b", "deepseek-v3"};
     static const char *const gpus[] = {"h100:64", "b200:64"};
     int played = 0, used[DW_STREAMS] = {0};
@@ -403,7 +414,7 @@ static void many_layouts_agree(void **state) {
         dw_hardware *hardware = hardware_of(gpus[at % DW_COUNT(gpus)]);
         dw_model_sizes model;
         assert_int_equal(dw_model_sizes_named(name, &model), DW_OK);
-        for (int number = 0; number < 48 * DW_SCHEDULES; number++) {
+        for (int number = 0; number < 48 * DW_SCHEDULES; number += step) {
             dw_layout layout;
             if (!layout_by_number(&model, number, &layout)) continue;
             dw_simulation *simulation = NULL;
@@ -438,7 +449,7 @@ static void many_layouts_agree(void **state) {
         dw_hardware_destroy(hardware);
     }
     printf("  %d layouts\n", played);
-    assert_true(played > 1000);
+    assert_true(played > 1000 / step);
     for (int stream = 0; stream < DW_STREAMS; stream++) assert_true(used[stream] > 20);
 }
 

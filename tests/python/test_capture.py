@@ -807,6 +807,17 @@ def _slices_written(x: torch.Tensor) -> Any:
     return y, z
 
 
+def _indices_written(x: torch.Tensor) -> Any:
+    y, z, w = x.clone(), x.clone(), x.clone()
+    y[..., 1:] = x[..., :-1]
+    y[..., 0] = 7  # as decoders shift their input
+    z[:, -1] *= 2
+    z[:, 0, 3] = z[:, 1, 2]  # a part of a part
+    row = w[:, 0]
+    row += 1
+    return y, z, row, w.cumsum(1), w[:, 0]
+
+
 def _views_written(x: torch.Tensor) -> Any:
     """Views that are kept while they and their bases are written."""
     y, z, w = x.clone(), x.new_zeros(x.shape[0], 20), x.clone()
@@ -891,6 +902,7 @@ OPERATIONS: Dict[str, Callable[[torch.Tensor], Any]] = {
     "written": _written,
     "written apart": _written_apart,
     "slices written": _slices_written,
+    "indices written": _indices_written,
     "views written": _views_written,
     "scatter": _scattered,
     "histogram": lambda x: torch.histc((2 * x).long().float(), bins=5, min=-2, max=3),
@@ -919,7 +931,7 @@ def test_operation(name: str) -> None:
     check(module, calls)
 
 
-def test_slices_are_written_without_a_second_trace(monkeypatch) -> None:
+def test_parts_are_written_without_a_second_trace(monkeypatch) -> None:
     def function(x: torch.Tensor) -> Any:
         y, z = x.clone(), x.new_empty(x.shape[0], 20)
         part = y[:, 1:][..., 2:7]
@@ -928,6 +940,8 @@ def test_slices_are_written_without_a_second_trace(monkeypatch) -> None:
         part[:, :1] *= 3  # a part of it
         z[:, :12].copy_(x[:, 0])
         z[:, 12:] = x[:, 1, :8]
+        z[:, 0] = 1
+        y[:, 1, 2].neg_()
         return y, z.mul_(2), y[:, 1:] + 1
 
     def refused(*args: Any) -> None:

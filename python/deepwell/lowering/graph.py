@@ -57,6 +57,16 @@ class _Unknown:
         self.error = error
 
 
+# By operation that returns a view of a part: the operation that replaces the part, and the names of its arguments
+# behind the tensors.
+_REPLACED_BY = {
+    torch.ops.aten.slice.Tensor: (
+        torch.ops.aten.slice_scatter.default, "dim", "start", "end", "step",
+    ),
+    torch.ops.aten.select.int: (torch.ops.aten.select_scatter.default, "dim", "index"),
+}  # fmt: skip
+
+
 class GraphLowering:
     """Lowers fx graphs that share one builder and one translation of symbolic sizes."""
 
@@ -77,8 +87,9 @@ class GraphLowering:
         # written to its contents since then.
         self._now: Dict[int, Value] = {}
         self._base: Dict[int, Value] = {}  # by id of a view: the tensor that it views
-        # By id of a slice: the tensor that it slices (itself maybe a slice), and the slice's arguments.
-        self._slices: Dict[int, Tuple[Value, Dict[str, Any]]] = {}
+        # By id of a slice, or of one index of an axis: the tensor of which it is a part (itself maybe a part), the operation
+        # that replaces the part, and that operation's further arguments.
+        self._parts: Dict[int, Tuple[Value, Any, Dict[str, Any]]] = {}
         self._stale: Dict[int, Value] = {}  # views of tensors that were written later
         self.written: List[Value] = []
         self.read: Dict[int, Value] = {}  # before any write
@@ -343,18 +354,19 @@ class GraphLowering:
             value = copy.copy(value)
             if view:
                 self._base[id(value)] = self._base.get(id(operand), operand)
-                replaceable = id(operand) not in self._base or id(operand) in self._slices
-                if target is torch.ops.aten.slice.Tensor and replaceable:
-                    place = dict(zip(("dim", "start", "end", "step"), args[1:]))
-                    self._slices[id(value)] = operand, {**place, **kwargs}
+                replaceable = id(operand) not in self._base or id(operand) in self._parts
+                if target in _REPLACED_BY and replaceable:
+                    replace, *names = _REPLACED_BY[target]
+                    place = dict(zip(names, args[1:]))
+                    self._parts[id(value)] = operand, replace, {**place, **kwargs}
             self._kept.append(value)
             return value
 
         return note(result)
 
     def _write(self, node: torch.fx.Node, target: Any, env: Dict[torch.fx.Node, Any]) -> Value:
-        """Lowers `x.f_(...)` as x = x.f(...). If x is a slice of y, y becomes y with that slice replaced. Other tensors
-        that share the memory must not be read afterwards."""
+        """Lowers `x.f_(...)` as x = x.f(...). If x is a part of y, y becomes y with that part replaced. Other tensors that
+        share the memory must not be read afterwards."""
         operand = node.args[0] if node.args else None
         lower = find_functional(target)
         if lower is None or not isinstance(operand, torch.fx.Node):
@@ -368,7 +380,7 @@ class GraphLowering:
             self.read.pop(id(tensor), None)
         old = args[0]
         base = self._base.get(id(old))
-        if base is not None and id(old) not in self._slices:
+        if base is not None and id(old) not in self._parts:
             raise MutationError(f"{_display(target)} on a view")
         self._describe_results(node.meta.get("val"))
         new = self.builder.cast(lower(self._context, *args, **kwargs), old.dtype)
@@ -394,23 +406,22 @@ class GraphLowering:
             raise NoLowering("it overwrites the whole of a tensor that has a gradient")
 
     def _replace(self, base: Value, part: Value, new: Value) -> None:
-        """Sets `part`, which is `base` or a slice of it, to `new`."""
+        """Sets `part`, which is `base` or a part of it, to `new`."""
         for identity, other in self._base.items():
             if other is base:
                 self._stale[identity] = base
-        replace = find(torch.ops.aten.slice_scatter.default)
-        slices = []
+        parts = []
         while True:
             self._now[id(part)] = new
             self._kept += [part, new]
             if part is base:
                 break
-            part, place = self._slices[id(part)]
-            whole = copy.copy(replace(self._context, part, new, **place))
-            self._slices[id(new)] = whole, place
-            slices.append(new)
+            part, replace, place = self._parts[id(part)]
+            whole = copy.copy(find(replace)(self._context, part, new, **place))
+            self._parts[id(new)] = whole, replace, place
+            parts.append(new)
             new = whole
-        self._base.update((id(value), new) for value in slices)
+        self._base.update((id(value), new) for value in parts)
 
     # ---- nested graphs --------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.utils.checkpoint
+from torch.fx import _lazy_graph_module
+from torch.fx import config as fx_config
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, _ModuleStackTracer
 
 from deepwell.errors import CaptureError
@@ -49,6 +51,7 @@ def quiet_tracing(grad: bool) -> Iterator[None]:
         warnings.simplefilter("ignore")
         stack.enter_context(_silent("torch.fx.experimental.symbolic_shapes"))
         stack.enter_context(_no_autocast_cache())
+        stack.enter_context(_graphs_alone())
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         if detect is not None:
@@ -70,6 +73,37 @@ def _no_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(enabled)
+
+
+@contextlib.contextmanager
+def _graphs_alone() -> Iterator[None]:
+    """Keeps tracers from making what a capture does not read: each node's stack trace, and Python code of each graph
+    after every change. Versions of PyTorch without these settings make both."""
+    with contextlib.ExitStack() as stack:
+        if hasattr(fx_config, "do_not_emit_stack_traces"):
+            kept = fx_config.do_not_emit_stack_traces
+            fx_config.do_not_emit_stack_traces = True
+            stack.callback(setattr, fx_config, "do_not_emit_stack_traces", kept)
+        if hasattr(_lazy_graph_module, "_use_lazy_graph_module"):
+            stack.enter_context(_lazy_graph_module._use_lazy_graph_module(True))
+        yield
+
+
+@contextlib.contextmanager
+def no_fake_cache() -> Iterator[None]:
+    """Keeps fake tensors from caching the results of operations. Filling the cache takes longer than most operations,
+    so that it pays only for a trace with many equal layers."""
+    import torch._dynamo.config as config  # torch.export imports it; deepwell does not need it before
+
+    if not hasattr(config, "fake_tensor_cache_enabled"):
+        yield
+        return
+    kept = config.fake_tensor_cache_enabled
+    config.fake_tensor_cache_enabled = False
+    try:
+        yield
+    finally:
+        config.fake_tensor_cache_enabled = kept
 
 
 @contextlib.contextmanager

@@ -182,16 +182,30 @@ def slice_scatter(
         raise LoweringError("writing a slice with a step is not supported")
     axis = axis_of(dim, self.rank)
     size, length = self.shape[axis], src.shape[axis]
-    if length == size:
-        return c.builder.cast(src, self.dtype)
     first = 0 if start is None else _bounded(c, start, size)
     if isinstance(end, int) and end >= HUGE or end is None:
         first = size - length
-    pieces = [c.builder.cast(src, self.dtype)]
+    return _with_part(c, self, src, axis, first)
+
+
+@lowers("select_scatter")
+def select_scatter(c: Context, self: Value, src: Value, dim: int, index: Dim) -> Value:
+    axis = axis_of(dim, self.rank)
+    if isinstance(index, int) and index < 0:
+        index = index + self.shape[axis]
+    return _with_part(c, self, unsqueeze(c, src, axis), axis, index)
+
+
+def _with_part(c: Context, x: Value, part: Value, axis: int, first: Dim) -> Value:
+    """Returns `x` with its elements from `first` on replaced by a part of the same shape but for this axis."""
+    size, length = x.shape[axis], part.shape[axis]
+    pieces = [c.builder.cast(part, x.dtype)]
+    if length == size:
+        return pieces[0]
     if first != 0:
-        pieces.insert(0, _part(c, self, axis, 0, first))
+        pieces.insert(0, _part(c, x, axis, 0, first))
     if first + length != size:
-        pieces.append(_part(c, self, axis, first + length, size))
+        pieces.append(_part(c, x, axis, first + length, size))
     return c.builder.concat(pieces, axis)
 
 
