@@ -72,8 +72,8 @@ DEVICE void multiply_pair(const dw_sm90_gemm_params &p, const shared_layout &s, 
     }
     if (steps == 0) clear_sums(sums);
 #pragma unroll
-    for (int i = 0; i < STRIPS; i++) { // a chunk behind each step
-        multiply_steps(s, r, t, step, min(i + 1, steps), rows, sums);
+    for (int i = 0; i < STRIPS; i++) { // a chunk behind every other step; one warpgroup's turns are between the other's
+        multiply_steps(s, r, t, step, min(2 * i + 1 + rows / 64, steps), rows, sums);
         if (BIAS && i == 0) load_bias(p, s, t);
         finish_chunk(p, h, i / 2, i % 2);
     }
