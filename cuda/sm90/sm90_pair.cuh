@@ -21,35 +21,41 @@ static_assert(TILE_COLUMNS % 32 == 0, "whole strips of both products");
 typedef vector<pair_element> elements;
 static_assert(sizeof(elements) == 16, "a chunk");
 
-// The elements of the last tile: where the thread's chunks of two rows begin, and how many elements exist from there on
-// (at most 0: there are none).
+// The elements of the last tile, and where the thread's first chunk lies; that of its other row lies 8 rows below. A row
+// of p.m or more: there is no such tile.
 typedef struct held_pair {
-    int row[2], column, count[2];
+    int row, column;
     uint32 words[STRIPS][2][4];
 } held_pair;
 
-DEVICE void store_chunk(void *matrix, long long stride, const held_pair &h, int half, int strip, const uint32 *words) {
-    uint16 *line = (uint16 *)matrix + h.row[half] * stride + h.column + 32 * strip;
-    const int count = matrix ? h.count[half] - 32 * strip : 0;
-    if (count > 0) *(uint4 *)line = make_uint4(words[0], words[1], words[2], words[3]);
+// `LATER`: nothing reads these elements soon; they leave the L2 cache first, which keeps A and B.
+template <bool LATER>
+DEVICE void store_chunk(const dw_sm90_gemm_params &p, void *matrix, long long stride, int row, int column, const uint32 *words) {
+    uint16 *line = (uint16 *)matrix + row * stride + column;
+    const uint4 chunk = make_uint4(words[0], words[1], words[2], words[3]);
+    if (matrix && row < p.m && column < p.n) {
+        if constexpr (LATER) __stcs((uint4 *)line, chunk);
+        else *(uint4 *)line = chunk;
+    }
 }
 
 // Runs the program for a chunk of one of the two rows, and stores it.
 DEVICE void finish_chunk(const dw_sm90_gemm_params &p, held_pair &h, int strip, int half) {
     uint32 *words[2] = {h.words[strip][half], h.words[PAIR_STRIPS + strip][half]}, result[4];
     elements in[2], out[PAIR_RESULTS];
+    const int row = h.row + 8 * half, column = h.column + 32 * strip;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         transpose_quad(words[i]);
         memcpy(&in[i], words[i], sizeof in[i]);
     }
     run_program(in, out);
-    store_chunk(p.d, p.stride_d, h, half, strip, words[0]);
-    store_chunk(p.second_d, p.stride_second_d, h, half, strip, words[1]);
+    store_chunk<true>(p, p.d, p.stride_d, row, column, words[0]);
+    store_chunk<true>(p, p.second_d, p.stride_second_d, row, column, words[1]);
 #pragma unroll
     for (int i = 0; i < PAIR_RESULTS; i++) {
         memcpy(result, &out[i], sizeof result);
-        store_chunk(p.results[i], p.result_strides[i], h, half, strip, result);
+        store_chunk<false>(p, p.results[i], p.result_strides[i], row, column, result);
     }
 }
 
@@ -67,7 +73,7 @@ DEVICE void multiply_pair(const dw_sm90_gemm_params &p, const shared_layout &s, 
     if (__shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
         finish_all(p, h);
         for (; step < steps; step++) pass_stage(s, r);
-        h.count[0] = h.count[1] = 0;
+        h.row = p.m;
         return;
     }
     if (steps == 0) clear_sums(sums);
@@ -78,12 +84,8 @@ DEVICE void multiply_pair(const dw_sm90_gemm_params &p, const shared_layout &s, 
         finish_chunk(p, h, i / 2, i % 2);
     }
     multiply_steps(s, r, t, step, steps, rows, sums);
+    h.row = row_of(t, 0, 0);
     h.column = t.column + lane_index() % 4 * 8;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        h.row[half] = row_of(t, 0, half);
-        h.count[half] = h.row[half] < t.end ? p.n - h.column : 0;
-    }
     if constexpr (BIAS) __syncwarp();
     end_steps(s, r, steps, sums);
 #pragma unroll
@@ -96,7 +98,7 @@ DEVICE void compute_pair(const dw_sm90_gemm_params &p, const shared_layout &s) {
     tile t;
     float sums[PARTS][WIDTH / 2];
     held_pair h;
-    h.row[0] = h.row[1] = h.column = h.count[0] = h.count[1] = 0;
+    h.row = p.m, h.column = 0;
     while (next_tile(p, w, t)) multiply_pair(p, s, r, t, sums, h);
     finish_all(p, h);
 }
