@@ -7,7 +7,7 @@
 // if their addresses are not NULL. n is a multiple of 8.
 //
 // The program needs no warpgroup of its own. A thread that multiplies has the same elements of both products, keeps
-// them rounded, and runs the program for a few of them behind each step of the next tile, as it stores them.
+// them rounded, and runs the program for eight of them behind every other step of the next tile, as it stores them.
 #ifndef DW_SM90_PAIR_CUH
 #define DW_SM90_PAIR_CUH
 

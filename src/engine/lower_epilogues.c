@@ -493,7 +493,7 @@ dw_status dw__lower_program(dw__lowering *l, dw_node node) {
     bool done = false;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &program));
     const uint32_t i = waiting_input(l, &program);
-    DW_RETURN_IF_FAILED(fuse_pair(l, &program, &done));
+    if (!is_sum(l, &program)) DW_RETURN_IF_FAILED(fuse_pair(l, &program, &done));
     if (i != DW_NONE && !done) {
         /* The program reads the results of other deferred nodes, too, so they come first. */
         DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, program.inputs[i].storage));

@@ -384,6 +384,23 @@ def test_gate_and_up_are_one_launch(monkeypatch, without_first_use_check, bias) 
         assert torch.equal(apart, together)
 
 
+def test_a_sum_of_two_layers_accumulates(without_first_use_check) -> None:
+    """The second layer adds its result to the first one's, which takes no program."""
+
+    class Sum(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.gate(x) + self.up(x)
+
+    plain = Sum(False).bfloat16()
+    model = deepwell.optimize(copy.deepcopy(plain), target=EMULATED, verbose=False)
+    x = torch.randn(2, 45, 72).bfloat16()
+    with torch.no_grad():
+        close(model(x), plain(x), unit=BF16_UNIT)
+    plans = [plan for program in model.forward.programs() for plan in program.plans()]
+    kernels = [each["kernel"] for each in json.loads(plans[-1].operations())]
+    assert len(kernels) == 2 and "sm90_linear_pair" not in kernels, kernels
+
+
 def test_masks_of_attention_are_those_of_the_cpu(without_first_use_check) -> None:
     """Each dropout of a model has a stream of its own; an element of the weights is 0 exactly if it is dropped."""
     draw = torch.Generator().manual_seed(4)
