@@ -81,7 +81,7 @@ DEVICE void load_other(const dw_sm90_gemm_params &p, const tensor_map *map_a, co
     const uint32 b = stage + A_BYTES;
     barrier_expect(full, STAGE_BYTES - GATHERED_BYTES);
     if constexpr (GATHER == DW_SM90_GATHER_B) load_operand<TILE_M, TURNED_A>(stage, map_a, full, at, t.row, 0);
-    else load_b(p, map_b, b, full, at, t);
+    else load_b(p, map_b, nullptr, b, full, at, t);
 }
 
 // The work of the loading warpgroup.

@@ -22,7 +22,8 @@
 //
 // Rows of groups may be read and stored by an index (GATHER, SCATTER, WEIGHTS: sm90_gather.cuh).
 //
-// An elementwise program may follow (PROGRAM, sm90_program.cuh), or cross-entropy (LOSS, sm90_loss.cuh). Gradients of
+// An elementwise program may follow (PROGRAM, sm90_program.cuh), also one that reads the products with two matrices B
+// (PAIR, sm90_pair.cuh), or cross-entropy (LOSS, sm90_loss.cuh). Gradients of
 // other logits may be made beside (BESIDE, sm90_beside.cuh). Several blocks may share the contraction of a tile (SPLIT,
 // sm90_split.cuh). Rows may have factors, and sums of squares (ROW_FACTORS, ROW_SQUARES, sm90_rows.cuh).
 //
@@ -42,6 +43,9 @@
 #define PROGRAM 0
 #define PROGRAM_HALVES 0
 #define PROGRAM_SUMS 0
+#endif
+#ifndef PAIR
+#define PAIR 0
 #endif
 #ifndef LOSS
 #define LOSS 0
@@ -78,8 +82,8 @@
 #define SLICES 4 // products along a stage: 32 bytes of the contraction each
 #define STAGE_BYTES DW_SM90_STAGE_BYTES(TILE_M, TILE_N)
 #define A_BYTES (TILE_M * 128)
-// A tile has the same columns of both halves of B's rows, which meet in the epilogue.
-#define HALVES (SWIGLU || PROGRAM_HALVES)
+// A tile has the same columns of both halves of B's rows, or of two matrices B, which meet in the epilogue.
+#define HALVES (SWIGLU || PROGRAM_HALVES || PAIR)
 #define TILE_COLUMNS (HALVES ? TILE_N / 2 : TILE_N) // columns of D, or of its halves
 #define BAND (TOGETHER || PROMOTE ? 12 : 8)
 #define READERS (TOGETHER || PROMOTE ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
@@ -193,13 +197,17 @@ DEVICE void load_operand(uint32 to, const tensor_map *map, uint32 full, int at, 
     }
 }
 
-DEVICE void load_b(const dw_sm90_gemm_params &p, const tensor_map *map, uint32 to, uint32 full, int at, const tile &t) {
+// `second`: the map of the other matrix B with PAIR.
+DEVICE void load_b(const dw_sm90_gemm_params &p, const tensor_map *map, [[maybe_unused]] const tensor_map *second, uint32 to,
+                   uint32 full, int at, const tile &t) {
     const int group = GROUPS == DW_GROUPS_CONTRACTION ? 0 : t.group;
     load_operand<TILE_COLUMNS, TURNED_B>(to, map, full, at, t.column, group);
-    if constexpr (HALVES) load_operand<TILE_COLUMNS, TURNED_B>(to + TILE_COLUMNS * 128, map, full, at, p.n + t.column, group);
+    if constexpr (PAIR) load_operand<TILE_COLUMNS, TURNED_B>(to + TILE_COLUMNS * 128, second, full, at, t.column, group);
+    else if constexpr (HALVES) load_operand<TILE_COLUMNS, TURNED_B>(to + TILE_COLUMNS * 128, map, full, at, p.n + t.column, group);
 }
 
-[[maybe_unused]] DEVICE void load_tiles(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map_a, const tensor_map *map_b) {
+[[maybe_unused]] DEVICE void load_tiles(const dw_sm90_gemm_params &p, const shared_layout &s, const tensor_map *map_a,
+                                        const tensor_map *map_b, const tensor_map *second_b) {
     ring r = {0, 0};
     walk w = {};
     tile t;
@@ -211,7 +219,7 @@ DEVICE void load_b(const dw_sm90_gemm_params &p, const tensor_map *map, uint32 t
             barrier_wait(s.empty + 8 * r.stage, r.phase ^ 1);
             barrier_expect(full, STAGE_BYTES);
             load_operand<TILE_M, TURNED_A>(a, map_a, full, at, t.row, group_a);
-            load_b(p, map_b, b, full, at, t);
+            load_b(p, map_b, second_b, b, full, at, t);
             advance(r, STAGES);
         }
     }
@@ -390,7 +398,8 @@ DEVICE uint32 warp_bias(const shared_layout &s) { return s.bias + threadIdx.x / 
 DEVICE void load_bias(const dw_sm90_gemm_params &p, const shared_layout &s, const tile &t) {
     const int lane = lane_index(), half = HALVES ? lane / (TILE_N / 16) : 0, at = t.column + lane % (TILE_COLUMNS / 8) * 8;
     const long long group = GROUPS == DW_GROUPS_ROWS ? (long long)t.group * p.n * (HALVES ? 2 : 1) : 0;
-    const uint16 *bias = (const uint16 *)p.bias + group + (long long)half * p.n + at;
+    const uint16 *bias = PAIR && half ? (const uint16 *)p.second_bias + at
+                                      : (const uint16 *)p.bias + group + (long long)half * p.n + at;
     uint32 words[4];
     int count = p.n - at;
     __syncwarp(); // all lanes have read those of the last tile
@@ -626,6 +635,8 @@ DEVICE void multiply(const dw_sm90_gemm_params &p, const shared_layout &s, ring 
 
 #if PROGRAM
 #include "sm90_program.cuh"
+#elif PAIR
+#include "sm90_pair.cuh"
 #elif !LOSS
 
 // The elements of the last tile; counts of 0: there is none.
@@ -750,6 +761,8 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
               const __grid_constant__ dw_sm90_gemm_params p
 #if LOSS
               , const __grid_constant__ tensor_map map_d
+#elif PAIR
+              , const __grid_constant__ tensor_map second_b
 #endif
     ) {
     extern __shared__ __align__(1024) uint8 memory[];
@@ -762,7 +775,11 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
 #if GATHER
         load_gathered(p, s, &map_a, &map_b);
 #else
-        if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b);
+        const tensor_map *second = nullptr;
+#if PAIR
+        second = &second_b;
+#endif
+        if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b, second);
 #endif
 #if BLOCKS
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS + 1) load_scales(p, s);
@@ -788,6 +805,8 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
         registers_up<MULTIPLIER_REGISTERS>();
 #if PROMOTE
         compute_in_two_levels(p, s);
+#elif PAIR
+        compute_pair(p, s);
 #else
 #if SPLIT && OUTPUT == DW_GEMM_OUTPUT_F32
         compute_and_store(p, s);

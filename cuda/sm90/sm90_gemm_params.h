@@ -31,7 +31,7 @@ enum { DW_SM90_BANDS, DW_SM90_ALONG_M, DW_SM90_ALONG_N };
 
 typedef struct dw_sm90_gemm_params {
     /* m: rows of D, of all groups together with DW_GROUPS_ROWS; n: columns of D, or of each half of it (PROGRAM_HALVES),
-     * with SwiGLU or halves B has 2 n rows; k: length of the contraction, of all groups together with
+     * with SwiGLU or such halves B has 2 n rows; k: length of the contraction, of all groups together with
      * DW_GROUPS_CONTRACTION. k may be 0: the accumulators are 0. */
     int m, n, k;
     int groups;           /* 1 or more */
@@ -69,6 +69,11 @@ typedef struct dw_sm90_gemm_params {
     float *sums[DW_SM90_MOST_RESULTS];
     const float *row_factors; /* m, with ROW_FACTORS */
     float *row_squares;       /* tiles_n times m, with ROW_SQUARES */
+    /* With PAIR: the product with the other matrix B, which is not stored if NULL, and its bias. Members of programs are
+     * results alone. */
+    void *second_d;
+    long long stride_second_d;
+    const void *second_bias;
 } dw_sm90_gemm_params;
 
 /* sm90_row_squares.cu */

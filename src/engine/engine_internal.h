@@ -134,6 +134,7 @@ typedef struct dw__step {
     uint64_t codes;       /* as in dw__call */
     bool tf32;            /* as in dw__call */
     int replaced, replaced_half; /* of an epilogue, as in dw__call */
+    bool paired;                 /* as in dw__call */
     const void *prepared;        /* parsed attributes, owned by the engine */
 } dw__step;
 
@@ -263,7 +264,7 @@ void dw__step_shape(const dw__step *step, dw__call *call);
 
 /* Makes the epilogue's call `made` that of `call`. */
 void dw__step_attach(const dw__step *epilogue, const dw__call *made, dw__call *call);
-/* True if input `i` of the epilogue is the product or a half of it, which its kernel does not read from memory. */
+/* True if input `i` of the epilogue is the product, a half of it or the paired one, which its kernel does not read from memory. */
 static inline bool dw__step_replaces(const dw__step *epilogue, uint32_t i) {
     return (int)i == epilogue->replaced || (int)i == epilogue->replaced_half;
 }

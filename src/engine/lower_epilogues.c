@@ -6,6 +6,8 @@
  *     accumulation    a program that is the sum of two inputs becomes the deferred step alone, which adds its
  *                     first result to the other input: where that lies, if nothing reads it later (gradients of
  *                     residuals and of tied embeddings), or else out of place (residuals)
+ *     pair            on a GPU, a program that reads the results of two deferred linear layers of the same input, such as
+ *                     gate and up, becomes one instruction with both
  *     epilogue        both become one instruction; the deferred result is stored only if something else reads it. On
  *                     a GPU the program may read the halves of the result's columns instead (gated activations), and
  *                     the sums of its results' rows (gradients of biases) are part of the instruction
@@ -232,6 +234,11 @@ static bool draws(const dw__step *program) {
 static bool is_worth_fusing(dw__lowering *l, const dw__step *both, const dw__step *program) {
     enum { TILE = 128 * 256 };
     dw__step alone = *both;
+    if (alone.paired) {
+        alone.paired = false;
+        alone.input_count = record_of(l, alone.node)->input_count;
+        alone.output_count = record_of(l, alone.node)->output_count;
+    }
     if (!l->plan->target.context || dw__epilogues_wanted() == DW__EPILOGUES_ALL) return true;
     if (draws(program)) return false;
     if (dw__tensor_count(&program->outputs[0].view) >= (int64_t)TILE * l->plan->target.gpu.sm_count)
@@ -257,31 +264,132 @@ static dw_status find_fused(dw__lowering *l, dw__step *step, dw__step *program, 
     return status == DW_UNSUPPORTED ? DW_OK : status;
 }
 
-/* Tries to make one instruction of the program and the deferred node that computes its input `i`. */
-static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, bool *done) {
-    *done = false;
+/* The deferred node of the program's input `i`. */
+static dw_node deferred_node(const dw__lowering *l, const dw__step *program, uint32_t i) {
+    return storage_of(l, program->inputs[i].storage)->deferred;
+}
+
+/* Makes the step of the deferred node of the program's input `i`. Its result is stored if the program is not all that
+ * reads it. */
+static dw_status make_product(dw__lowering *l, const dw__step *program, uint32_t i,
+                              dw__step *step) {
     const uint32_t storage = program->inputs[i].storage;
     const dw__storage *place = storage_of(l, storage);
     const dw_node node = place->deferred;
-    const bool stored =
-        place->reads_left > dw__lower_reads_in(program, storage) || place->home != DW_HOME_ARENA;
-    if (!reads_as_it_writes(l, program, i, node)) return DW_OK;
-    dw__step step;
-    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &step));
-    if (stored) step.outputs[0] = l->values[record_of(l, node)->outputs[0]];
-    DW_RETURN_IF_FAILED(dw__lower_lay_out_results(l, program, &step));
-    DW_RETURN_IF_FAILED(find_fused(l, &step, program, done));
-    if (!*done) return DW_OK;
-    undefer(l, node);
-    dw__lower_reuse_inputs(l, program, &step);
-    DW_RETURN_IF_FAILED(dw__lower_place_outputs(l, program));
-    DW_RETURN_IF_FAILED(dw__lower_place_sums(l, program));
-    for (uint32_t j = 0; j < program->input_count && !stored; j++)
-        if (dw__step_replaces(program, j)) program->inputs[j].storage = DW_NONE; /* no memory */
-    DW_RETURN_IF_FAILED(dw__lower_add_instruction(l, &step, program));
-    read_operands(l, node);
+    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, step));
+    if (place->reads_left > dw__lower_reads_in(program, storage) || place->home != DW_HOME_ARENA)
+        step->outputs[0] = l->values[record_of(l, node)->outputs[0]];
     return DW_OK;
 }
+
+static bool stores(const dw__step *step, uint32_t storage) {
+    uint32_t o = 0;
+    while (o < step->output_count && step->outputs[o].storage != storage) o++;
+    return o < step->output_count;
+}
+
+/* Tries to make one instruction of the program and the step of `count` deferred nodes whose results it reads. */
+static dw_status fuse(dw__lowering *l, dw__step *program, dw__step *step, const dw_node *nodes,
+                      int count, bool *done) {
+    DW_RETURN_IF_FAILED(dw__lower_lay_out_results(l, program, step));
+    DW_RETURN_IF_FAILED(find_fused(l, step, program, done));
+    if (!*done) return DW_OK;
+    for (int n = 0; n < count; n++) undefer(l, nodes[n]);
+    dw__lower_reuse_inputs(l, program, step);
+    DW_RETURN_IF_FAILED(dw__lower_place_outputs(l, program));
+    DW_RETURN_IF_FAILED(dw__lower_place_sums(l, program));
+    for (uint32_t j = 0; j < program->input_count; j++)
+        if (dw__step_replaces(program, j) && !stores(step, program->inputs[j].storage))
+            program->inputs[j].storage = DW_NONE; /* no memory */
+    DW_RETURN_IF_FAILED(dw__lower_add_instruction(l, step, program));
+    for (int n = 0; n < count; n++) read_operands(l, nodes[n]);
+    return DW_OK;
+}
+
+/* Tries to make one instruction of the program and the deferred node that computes its input `i`. */
+static dw_status fuse_epilogue(dw__lowering *l, dw__step *program, uint32_t i, bool *done) {
+    const dw_node node = deferred_node(l, program, i);
+    dw__step step;
+    *done = false;
+    if (!reads_as_it_writes(l, program, i, node)) return DW_OK;
+    DW_RETURN_IF_FAILED(make_product(l, program, i, &step));
+    return fuse(l, program, &step, &node, 1, done);
+}
+
+/* ---- pairs ----------------------------------------------------------------------------------- */
+
+static bool transposes(const dw__step *linear) {
+    const dw_attr *attr = dw__find_attr(linear->attr_count, linear->attrs, DW_ATTR_KEY_TRANSPOSE_W);
+    return !attr || attr->integer == 1;
+}
+
+static bool same_type(const dw__tensor *a, const dw__tensor *b) {
+    if (a->rank != b->rank) return false;
+    return a->rank < 0 || (a->dtype == b->dtype && dw__view_same(a, b));
+}
+
+/* True if the two linear layers read the same x, and are alike in all but their parameters' addresses. */
+static bool are_alike(const dw__lowering *l, const dw__step *a, const dw__step *b) {
+    enum { X, W, BIAS, INPUTS };
+    return a->input_count == INPUTS && b->input_count == INPUTS &&
+           record_of(l, a->node)->inputs[X] == record_of(l, b->node)->inputs[X] &&
+           same_type(&a->inputs[W].view, &b->inputs[W].view) &&
+           same_type(&a->inputs[BIAS].view, &b->inputs[BIAS].view) &&
+           transposes(a) == transposes(b);
+}
+
+/* True if both inputs of the program are whole results of two linear layers that wait. */
+static bool may_be_paired(const dw__lowering *l, const dw__step *program) {
+    const int64_t count = dw__tensor_count(&program->outputs[0].view);
+    if (!l->plan->target.context || program->input_count != 2 || count == 0) return false;
+    for (uint32_t i = 0; i < 2; i++) {
+        const dw__operand *input = &program->inputs[i];
+        if (!dw__lower_waits(l, input)) return false;
+        const dw_node node = deferred_node(l, program, i);
+        if (record_of(l, node)->op != DW_OP_LINEAR || !may_have_epilogue(l, node) ||
+            !dw__lower_is_whole(l, input) || dw__tensor_count(&input->view) != count)
+            return false;
+    }
+    return program->inputs[0].storage != program->inputs[1].storage;
+}
+
+/* Puts the operands and the result of `other` behind those of `step`. */
+static dw_status add_other(dw__lowering *l, dw__step *step, const dw__step *other) {
+    const uint32_t inputs = step->input_count + other->input_count - 1;
+    const size_t bytes = (inputs + 2) * sizeof(dw__operand);
+    dw__operand *operands = allocate(l, bytes);
+    if (!operands) return dw__fail_memory("operands", bytes);
+    memcpy(operands, step->inputs, step->input_count * sizeof *operands);
+    memcpy(operands + step->input_count, other->inputs + 1,
+           (other->input_count - 1) * sizeof *operands);
+    step->inputs = operands;
+    operands[inputs] = step->outputs[0];
+    operands[inputs + 1] = other->outputs[0];
+    step->outputs = operands + inputs;
+    step->input_count = inputs;
+    step->output_count = 2;
+    step->paired = true;
+    return DW_OK;
+}
+
+/* Tries to make one instruction of the program and the two linear layers that compute its inputs. */
+static dw_status fuse_pair(dw__lowering *l, dw__step *program, bool *done) {
+    *done = false;
+    if (!may_be_paired(l, program)) return DW_OK;
+    dw_node nodes[2] = {deferred_node(l, program, 0), deferred_node(l, program, 1)};
+    const int first = nodes[0] < nodes[1] ? 0 : 1;
+    dw__step step, other;
+    DW_RETURN_IF_FAILED(make_product(l, program, (uint32_t)first, &step));
+    DW_RETURN_IF_FAILED(make_product(l, program, (uint32_t)(1 - first), &other));
+    if (!are_alike(l, &step, &other)) return DW_OK;
+    DW_RETURN_IF_FAILED(add_other(l, &step, &other));
+    program->replaced = first;
+    program->replaced_half = 1 - first;
+    DW_RETURN_IF_FAILED(fuse(l, program, &step, nodes, 2, done));
+    return *done ? DW_OK : dw__lower_make_step(l, program->node, program); /* as it was */
+}
+
+/* ---- sums ------------------------------------------------------------------------------------ */
 
 /* True if the program is the sum of its two inputs, in their floating-point type, and nothing else. */
 static bool is_sum(const dw__lowering *l, const dw__step *program) {
@@ -385,7 +493,8 @@ dw_status dw__lower_program(dw__lowering *l, dw_node node) {
     bool done = false;
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &program));
     const uint32_t i = waiting_input(l, &program);
-    if (i != DW_NONE) {
+    if (!is_sum(l, &program)) DW_RETURN_IF_FAILED(fuse_pair(l, &program, &done));
+    if (i != DW_NONE && !done) {
         /* The program reads the results of other deferred nodes, too, so they come first. */
         DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, program.inputs[i].storage));
         if (dw__lower_waits(l, &program.inputs[i])) /* unless the same node made both */

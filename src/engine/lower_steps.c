@@ -17,6 +17,7 @@ void dw__step_shape(const dw__step *step, dw__call *call) {
     call->sums = step->sums;
     call->magnitudes = step->magnitudes;
     call->summed = step->summed;
+    call->paired = step->paired;
     call->codes = step->codes;
     call->tf32 = step->tf32;
     for (uint32_t i = 0; i < step->input_count; i++) {

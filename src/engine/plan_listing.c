@@ -196,8 +196,9 @@ static void predict(const dw_plan *plan, const dw__instruction *instruction,
     if (instruction->epilogue) {
         dw__step_shape(instruction->epilogue, &epilogue);
         dw__step_attach(instruction->epilogue, &epilogue, &call.call);
-        if (step->outputs[0].storage != DW_NONE) /* the product is stored, too */
-            call.call.outputs[0].data = (char *)0 + DW__GPU_ALIGNMENT;
+        for (uint32_t o = 0; o < step->output_count; o++)
+            if (step->outputs[o].storage != DW_NONE) /* the product is stored, too */
+                call.call.outputs[o].data = (char *)0 + DW__GPU_ALIGNMENT;
     }
     step->kernel->seconds(step->kernel, &call, &plan->target.gpu, result);
 }
@@ -245,7 +246,8 @@ static dw_status write_tensors(dw__text *out, const dw__instruction *instruction
 static dw_status write_costs(const dw_plan *plan, const dw__instruction *instruction,
                              dw__text *out) {
     const dw__step *step = &instruction->step, *epilogue = instruction->epilogue;
-    double flops = node_flops(plan, step->node), bytes = step_bytes(step, false);
+    double flops = node_flops(plan, step->node) * (step->paired ? 2.0 : 1.0),
+           bytes = step_bytes(step, false);
     if (epilogue) {
         flops += node_flops(plan, epilogue->node);
         bytes += step_bytes(epilogue, true);

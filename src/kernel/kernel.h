@@ -71,6 +71,10 @@ typedef struct dw__call {
     /* The epilogue's input that is the second half of the result's columns, while `replaced` is the first half; below 0:
      * `replaced` is the whole result. */
     int replaced_half;
+    /* A linear layer with an epilogue may have another one beside it, of the same x and shape: behind the operation's own
+     * inputs there are the other's w and b, behind its output the other's, stored if it has data. The epilogue's input
+     * `replaced` is the first one's result, `replaced_half` the other's. */
+    bool paired;
     dw__accumulation accumulates;
     dw__tensor addend; /* DW__ADDS_TO_ADDEND only */
     /* Bit i: nothing reads input i, or the memory around its elements, after this call, which may overwrite them. */

@@ -44,6 +44,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__graph_gemm_turned,
     &dw__graph_gemm_hopper,
     &dw__sm90_linear_program,
+    &dw__sm90_linear_pair,
     &dw__gpu_program_codes,
     &dw__gpu_elementwise,
     &dw__gpu_move,

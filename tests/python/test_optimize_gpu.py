@@ -4,6 +4,7 @@ emulator is slow, so the models are small. tests/gpu has the tests that need a G
 from __future__ import annotations
 
 import copy
+import json
 import re
 import sys
 
@@ -340,6 +341,64 @@ class DroppedWeights(nn.Module):
 def without_first_use_check(monkeypatch) -> None:
     """test_attention_first_use runs these checks on the emulator, where they take most of the time."""
     monkeypatch.setenv("DEEPWELL_FIRST_USE_CHECK", "off")
+
+
+class Mlp(nn.Module):
+    """An MLP with separate matrices of gate and up, as in Llama."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.gate, self.up = (nn.Linear(72, 200, bias) for _ in range(2))
+        self.down = nn.Linear(200, 72, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gate_and_up_are_one_launch(monkeypatch, without_first_use_check, bias) -> None:
+    plain = Mlp(bias).bfloat16()
+    x, dy = torch.randn(2, 90, 72).bfloat16(), torch.randn(2, 90, 72).bfloat16()
+    found = []
+    for epilogues in ("off", ""):  # empty: the default
+        monkeypatch.setenv("DEEPWELL_EPILOGUES", epilogues)
+        model = deepwell.optimize(copy.deepcopy(plain), target=EMULATED, verbose=False)
+        own = x.clone().requires_grad_()
+        y = model(own)
+        y.backward(dy)
+        plans = [plan for program in model.forward.programs() for plan in program.plans()]
+        operations = [
+            each for each in json.loads(plans[-1].operations()) if each["phase"] == "forward"
+        ]
+        pairs = [each for each in operations if each["kernel"] == "sm90_linear_pair"]
+        assert len(pairs) == (epilogues == "")
+        products = 3 * 2 * 180 * 72 * 200
+        assert sum(each["flops"] for each in operations) >= products
+        for each in pairs:  # x, both matrices and biases; gate, up and the activation
+            assert products * 2 / 3 <= each["flops"] < products
+            assert each["bytes"] == 2 * (180 * 72 + 2 * 200 * (72 + bias) + 3 * 180 * 200)
+            assert each["seconds"] > 0
+        found.append([y.detach(), own.grad, *(p.grad for p in model.parameters())])
+    for apart, together in zip(*found):
+        assert torch.equal(apart, together)
+
+
+def test_a_sum_of_two_layers_accumulates(without_first_use_check) -> None:
+    """The second layer adds its result to the first one's, which takes no program."""
+
+    class Sum(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.gate(x) + self.up(x)
+
+    plain = Sum(False).bfloat16()
+    model = deepwell.optimize(copy.deepcopy(plain), target=EMULATED, verbose=False)
+    x = torch.randn(2, 45, 72).bfloat16()
+    with torch.no_grad():
+        close(model(x), plain(x), unit=BF16_UNIT)
+    plans = [plan for program in model.forward.programs() for plan in program.plans()]
+    kernels = [each["kernel"] for each in json.loads(plans[-1].operations())]
+    assert len(kernels) == 2 and "sm90_linear_pair" not in kernels, kernels
 
 
 def test_masks_of_attention_are_those_of_the_cpu(without_first_use_check) -> None:

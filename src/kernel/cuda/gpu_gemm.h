@@ -210,7 +210,7 @@ typedef union dw__sm90_shape {
         bool f16 : 1, bias : 1, residual : 1, turned_a : 1, turned_b : 1;
         uint64_t codes_a : 2, codes_b : 2; /* CODES_A of sm90_gemm.cu */
         bool promote : 1, blocks : 1, square_a : 1, square_b : 1;
-        bool halves : 1; /* PROGRAM_HALVES of sm90_program.cuh */
+        bool halves : 1; /* PROGRAM_HALVES of sm90_program.cuh, or PAIR of sm90_pair.cuh */
         bool row_scales : 1;
         bool row_factors : 1, row_squares : 1; /* of dw_gemm: sm90_rows.cuh */
         bool split : 1;                        /* SPLIT of sm90_gemm.cu */
@@ -273,6 +273,7 @@ typedef struct dw__sm90_program {
     int64_t random_key_stride;
     dw__sm90_rope_form rope_form; /* of rotary position embedding in place of a program */
     dw_sm90_rope rope;
+    const dw_gemm *second; /* NULL, or another GEMM beside it, with its own B, bias and D (PAIR) */
     unsigned shared_bytes;
 } dw__sm90_program;
 /* Enqueues a variant of this shape. `program`: NULL, or the one that was compiled with it; D's data may then be NULL. */
@@ -280,6 +281,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *call, const dw__sm90_progr
                           dw__sm90_shape shape, const dw__context *context,
                           const dw__variant *variant);
 extern const dw__kernel dw__sm90_linear_program, dw__sm90_segment_program; /* sm90_program.c */
+extern const dw__kernel dw__sm90_linear_pair;                              /* sm90_pair.c */
 
 /* ---- sm90_program_rope.c: rotary position embedding behind a product ----------------------------- */
 

@@ -362,7 +362,9 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     const int columns = dw__sm90_tile_columns(&shape);
     const int64_t count = c->groups.count;
     const dw_sm90_loss *loss = program ? program->loss : NULL;
-    dw__tensor_map maps[3] = {0}; /* of A and B, which nothing reads if k is 0; of D for a loss */
+    const dw_gemm *second = program ? program->second : NULL;
+    /* Of A and B, which nothing reads if k is 0; of D for a loss, or of the second B. */
+    dw__tensor_map maps[3] = {0};
     dw_sm90_gemm_params params = {
         .m = (int)g->m,
         .n = (int)g->n,
@@ -417,6 +419,16 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         params.random_key_stride = program->random_key_stride;
         params.rope = program->rope;
     }
+    if (second) {
+        dw__gemm_groups_call other = *c;
+        dw__tensor_map both[2];
+        other.gemm = *second;
+        DW_RETURN_IF_FAILED(dw__gemm_groups_operand_maps(&other, context, t->m, columns, both));
+        maps[2] = both[1];
+        params.second_d = second->d.data;
+        params.stride_second_d = second->d.stride;
+        params.second_bias = second->bias;
+    }
     if (loss) params.loss = *loss;
     int64_t blocks = dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count);
     if (params.loss.count > 0) blocks = context->sm_count;
@@ -433,7 +445,8 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         .name = variant->kernel->name,
         .function = variant->functions[0],
         .grid = {(unsigned)blocks, 1, 1},
-        .block = {program && !loss ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1, 1},
+        .block = {program && !loss && !second ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1,
+                  1},
         .shared_bytes = program ? program->shared_bytes : shared_bytes(&shape),
         .stream = g->stream,
         .arguments = arguments,

@@ -336,7 +336,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     DW_RETURN_IF_FAILED(dw__gpu_kernel_computes(kernel, c, gpu));
     if (dw__epilogues_wanted() == DW__EPILOGUES_OFF)
         return dw__fail(DW_UNSUPPORTED, "%s: DEEPWELL_EPILOGUES is \"off\"", kernel->name);
-    if (!c->epilogue || dw__call_gathers(c) || !call_of(given, &g) ||
+    if (!c->epilogue || c->paired || dw__call_gathers(c) || !call_of(given, &g) ||
         g.gemm.output != g.gemm.dtype || g.gemm.d.stride > INT32_MAX ||
         !matrices_of(c, &g.gemm, &p) || !can_sum(c, &g) || !finds_tile(&g, &p, c->epilogue->summed))
         return dw__kernel_refuse(kernel);
