@@ -143,6 +143,13 @@ template <int PENDING> DEVICE void bulk_wait_read() {
 // thread.
 template <int PENDING> DEVICE void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
+// ---- kernels in front and behind (PTX ISA, "griddepcontrol") --------------------------------------------------
+
+// Lets blocks of the next kernel in the stream begin where they fit beside this one's, if it was launched for that.
+DEVICE void begin_next_kernel() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Waits for the end of the kernels in front in the stream. Required before global memory is accessed.
+DEVICE void wait_for_kernels() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 // ---- registers ----------------------------------------------------------------------------------------------
 
 template <int COUNT> DEVICE void registers_up() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }

@@ -25,7 +25,10 @@
 // An elementwise program may follow (PROGRAM, sm90_program.cuh), also one that reads the products with two matrices B
 // (PAIR, sm90_pair.cuh), or cross-entropy (LOSS, sm90_loss.cuh). Gradients of
 // other logits may be made beside (BESIDE, sm90_beside.cuh). Several blocks may share the contraction of a tile (SPLIT,
-// sm90_split.cuh). Rows may have factors, and sums of squares (ROW_FACTORS, ROW_SQUARES, sm90_rows.cuh).
+// sm90_split.cuh). Few tiles may have a block or a cluster of blocks each (CLUSTER, sm90_cluster.cuh). Rows may have
+// factors, and sums of squares (ROW_FACTORS, ROW_SQUARES, sm90_rows.cuh).
+//
+// The launch may be dependent: blocks begin when those of the kernel in front end, and wait for its results.
 //
 // Defines: TILE_M, TILE_N, STAGES, TOGETHER, GROUPS (gemm_groups.h), TURNED_A, TURNED_B, ELEMENT (with codes that of
 // a D in 16 bits), OUTPUT, ACTIVATION (sm100/gemm_params.h), BIAS, RESIDUAL; for codes CODES_A, CODES_B, PROMOTE, BLOCKS
@@ -62,6 +65,9 @@
 #ifndef SPLIT
 #define SPLIT 0
 #endif
+#ifndef CLUSTER
+#define CLUSTER 0
+#endif
 #ifndef GATHER
 #define GATHER 0
 #define SCATTER 0
@@ -86,7 +92,7 @@
 #define HALVES (SWIGLU || PROGRAM_HALVES || PAIR)
 #define TILE_COLUMNS (HALVES ? TILE_N / 2 : TILE_N) // columns of D, or of its halves
 #define BAND (TOGETHER || PROMOTE ? 12 : 8)
-#define READERS (TOGETHER || PROMOTE ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
+#define READERS ((TOGETHER && TILE_M > 64) || PROMOTE ? DW_SM90_MULTIPLIERS : 1) // warpgroups that multiply a stage
 // A warpgroup's share of a tile: all of it, or 64 of 128 rows, or half of the columns.
 #define SPLIT_N (PROMOTE && TILE_M == 64)
 #define PARTS (SPLIT_N ? 1 : TILE_M / 64 / READERS) // products of 64 rows
@@ -101,6 +107,11 @@
 #define MANY_LOADS (BLOCKS || GATHER == DW_SM90_GATHER_B)
 #define MULTIPLIER_REGISTERS (BESIDE ? 216 : MANY_LOADS ? 224 : 232)
 #define LOADER_REGISTERS (BESIDE ? 72 : MANY_LOADS ? 56 : 40)
+#if CLUSTER
+#define CLUSTER_BYTES DW_SM90_CLUSTER_BYTES(TILE_M, TILE_N, CLUSTER)
+#else
+#define CLUSTER_BYTES 0
+#endif
 #define SCALES_BYTES (BLOCKS ? DW_SM90_BLOCK_SCALES_BYTES(TILE_M, TILE_N) : 0) // of a stage
 #define ROW_SCALES_BYTES (ROW_SCALES ? DW_SM90_ROW_SCALES_BYTES(TILE_M, TILE_N) : 0)
 
@@ -115,8 +126,8 @@ static_assert((SWIGLU ? WIDTH / 2 : WIDTH) % 32 == 0, "whole strips");
 static_assert(!TURNED_B || TILE_COLUMNS % 64 == 0, "whole boxes");
 static_assert(GROUPS != DW_GROUPS_CONTRACTION || (TURNED_A && TURNED_B), "groups are rows of both operands");
 static_assert(GROUPS != DW_GROUPS_ROWS || !TURNED_A, "groups are rows of A");
-static_assert(!TOGETHER || (PARTS == 1 && (!F32_OUTPUT || SPLIT) && !PROMOTE), "the elements of a tile are kept in registers");
-static_assert(!SPLIT || (TOGETHER && GROUPS == DW_GROUPS_BATCH && !CODES && !PROGRAM && !LOSS && !BESIDE), "one product");
+static_assert(!TOGETHER || (PARTS == 1 && (!F32_OUTPUT || SPLIT || CLUSTER) && !PROMOTE), "the elements of a tile are kept in registers");
+static_assert(!(SPLIT || CLUSTER) || (TOGETHER && GROUPS == DW_GROUPS_BATCH && !CODES && !PROGRAM && !LOSS && !BESIDE), "one product");
 static_assert((CODES_A != 0) == (CODES_B != 0) && (!PROMOTE || CODES), "codes are multiplied with codes");
 static_assert(!CODES || !(TURNED_A || TURNED_B || SWIGLU), "wgmma reads codes along the contraction");
 static_assert(!BLOCKS || (PROMOTE && GROUPS == DW_GROUPS_BATCH && STEP == DW_SM90_BLOCK), "a stage has one block");
@@ -131,7 +142,12 @@ typedef struct shared_layout {
     uint32 sums;                 // of a program's results
     uint32 scales; // of codes: those of blocks, or of rows
     uint32 beside, beside_full;
+    uint32 exchange, arrived; // sums of other blocks of the cluster
 } shared_layout;
+
+#if CLUSTER
+#include "sm90_cluster.cuh"
+#endif
 
 DEVICE shared_layout begin_block(const void *memory) {
     shared_layout s;
@@ -139,11 +155,13 @@ DEVICE shared_layout begin_block(const void *memory) {
     s.scales = s.stages + STAGES * STAGE_BYTES;
     s.lines = s.scales + STAGES * SCALES_BYTES + ROW_SCALES_BYTES;
     s.sums = s.lines + (PROGRAM ? 128 * DW_SM90_LINE_BYTES(TILE_N) : LOSS ? DW_SM90_LOSS_SHARED_BYTES : 0);
-    s.bias = s.sums + (PROGRAM_SUMS ? DW_SM90_SUM_BYTES(TILE_COLUMNS) : 0);
+    s.exchange = s.sums;
+    s.bias = s.exchange + CLUSTER_BYTES + (PROGRAM_SUMS ? DW_SM90_SUM_BYTES(TILE_COLUMNS) : 0);
     s.full = s.bias + (PROGRAM && !BIAS ? 0 : DW_SM90_BIAS_BYTES(TILE_N));
     s.empty = s.full + 8 * STAGES;
     s.handed = s.empty + 8 * STAGES;
     s.taken = s.handed + 8 * DW_SM90_MULTIPLIERS;
+    s.arrived = s.handed;
     s.beside_full = s.handed;
     s.beside = (s.beside_full + 8 * DW_SM90_BESIDE_WARPS * DW_SM90_BESIDE_SLOTS + 15) / 16 * 16;
     if (threadIdx.x == 0) {
@@ -156,6 +174,9 @@ DEVICE shared_layout begin_block(const void *memory) {
             barrier_init(s.handed + 8 * i, 4);
             barrier_init(s.taken + 8 * i, 4);
         }
+#if CLUSTER
+        expect_sums(s.arrived);
+#endif
         fence_barrier_init();
     }
     __syncthreads();
@@ -166,7 +187,7 @@ DEVICE shared_layout begin_block(const void *memory) {
 
 #if SPLIT
 #include "sm90_split.cuh"
-#else
+#elif !CLUSTER
 
 // A thread's position in its block's sequence of tiles; must start zeroed.
 typedef struct walk {
@@ -679,6 +700,61 @@ DEVICE void load_residual(const chunks &residual, int n, uint32 (*words)[2][4]) 
 }
 #endif
 
+#if CLUSTER
+// Computes the block's part of a tile: sends the sums of other blocks' strips to them, and stores its own. It is less code
+// than compute_together, and code is loaded into the instruction cache in each launch.
+DEVICE void compute_in_cluster(const dw_sm90_gemm_params &p, const shared_layout &s) {
+    ring r = {0, 0};
+    walk w = {};
+    tile t;
+    float sums[PARTS][WIDTH / 2];
+    (void)next_tile(p, w, t);
+    // The compiler must see that all threads of a warp have the same.
+    const int rows = __shfl_sync(0xffffffff, threadIdx.x / 128 * 64, 0), steps = __shfl_sync(0xffffffff, steps_of(t), 0),
+              rank = __shfl_sync(0xffffffff, block_rank(), 0);
+    int step = 0;
+    if (rows >= TILE_M || __shfl_sync(0xffffffff, t.row + rows >= t.end, 0)) { // none of these rows exists
+        cluster_wait();
+        for (; READERS > 1 && step < steps; step++) pass_stage(s, r);
+        return;
+    }
+    if (steps == 0) clear_sums(sums);
+    if constexpr (BIAS) load_bias(p, s, t);
+    multiply_steps(s, r, t, step, steps, rows, sums);
+    if constexpr (BIAS) __syncwarp();
+    cluster_wait(); // sums may not be stored in a block that has not begun
+    end_steps(s, r, steps, sums);
+    send_sums(s, rank, sums[0]);
+    if (own_strips(rank) == 0) return;
+    const float factor = factor_of(p, t);
+    chunks d, residual;
+    if constexpr (!F32_OUTPUT) d = chunks_of_d(p, t, 0);
+    if constexpr (!F32_OUTPUT && RESIDUAL) residual = chunks_of_residual(p, t, 0);
+    wait_for_sums(s);
+#pragma unroll
+    for (int strip = 0; strip < STRIPS; strip++) {
+        if (owner_of(strip) != rank || t.column + 32 * strip >= p.n) continue;
+        receive_sums(s, strip, sums[0]);
+        if constexpr (F32_OUTPUT) {
+            float x[16];
+            f32_strip added;
+            if constexpr (RESIDUAL) load_f32_strip(p, t, 0, strip, added);
+            finish(s, factor, sums[0], strip, x);
+            store_f32_strip(p, t, 0, strip, x, added);
+        } else {
+            uint32 words[2][4];
+            if constexpr (RESIDUAL) {
+                load_strip(residual, strip, words);
+                if (p.n % 8 != 0) load_incomplete(residual, strip, words);
+                transpose_quad(words[0]), transpose_quad(words[1]);
+            }
+            round_strip(s, factor, sums[0], strip, words);
+            store_strip(d, strip, words);
+        }
+    }
+}
+#endif
+
 // Stores the last tile while multiplying tile t, whose elements it keeps.
 DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout &s, ring &r, const walk &w, const tile &t,
                                float (*sums)[WIDTH / 2], held &h) {
@@ -756,7 +832,13 @@ DEVICE void multiply_and_store(const dw_sm90_gemm_params &p, const shared_layout
 
 #endif
 
-extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1)
+#if CLUSTER > 1
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define IN_CLUSTERS
+#endif
+
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1)
     sm90_gemm(const __grid_constant__ tensor_map map_a, const __grid_constant__ tensor_map map_b,
               const __grid_constant__ dw_sm90_gemm_params p
 #if LOSS
@@ -766,7 +848,13 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
 #endif
     ) {
     extern __shared__ __align__(1024) uint8 memory[];
+    begin_next_kernel();
+    if (CLUSTER && threadIdx.x == 128 * DW_SM90_MULTIPLIERS) prefetch_map(&map_a), prefetch_map(&map_b);
     shared_layout s = begin_block(memory);
+#if CLUSTER
+    cluster_arrive();
+#endif
+    wait_for_kernels();
     if constexpr (GROUPS != DW_GROUPS_BATCH)
         check_offsets(p.offsets, 1, p.groups, GROUPS == DW_GROUPS_ROWS ? p.m : p.k, p.error);
     const int role = __shfl_sync(0xffffffff, threadIdx.x / 128, 0); // the compiler must see that a warp has one role
@@ -780,6 +868,10 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
         second = &second_b;
 #endif
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS && elect_one()) load_tiles(p, s, &map_a, &map_b, second);
+#if CLUSTER
+        __syncwarp();
+        cluster_wait();
+#endif
 #endif
 #if BLOCKS
         if (threadIdx.x / 32 == 4 * DW_SM90_MULTIPLIERS + 1) load_scales(p, s);
@@ -808,7 +900,9 @@ extern "C" __global__ void __launch_bounds__(PROGRAM ? DW_SM90_PROGRAM_THREADS :
 #elif PAIR
         compute_pair(p, s);
 #else
-#if SPLIT && OUTPUT == DW_GEMM_OUTPUT_F32
+#if CLUSTER
+        compute_in_cluster(p, s);
+#elif SPLIT && OUTPUT == DW_GEMM_OUTPUT_F32
         compute_and_store(p, s);
 #else
         if constexpr (TOGETHER) compute_together(p, s);

@@ -85,13 +85,19 @@ typedef struct dw_sm90_row_squares_params {
     float epsilon;
 } dw_sm90_row_squares_params;
 
-/* Tiles: X(tile_m, tile_n, stages, together). Two warpgroups compute a tile together, or each every other tile.
- * 64 x 256 is for groups of few rows, of which tiles of 128 would be half empty. */
+/* Tiles: X(tile_m, tile_n, stages, together, cluster). Two warpgroups compute a tile together, or each every other tile.
+ * 64 x 256 is for groups of few rows, of which tiles of 128 would be half empty. Those with a cluster are for one GEMM with
+ * few tiles: so many blocks compute a tile, each a part of the contraction (sm90_cluster.cuh). */
 #define DW_SM90_GEMM_TILES(X)                                                                      \
-    X(128, 128, 7, 0)                                                                              \
-    X(64, 256, 5, 0)                                                                               \
-    X(128, 256, 4, 1)                                                                              \
-    X(128, 192, 5, 1)
+    X(128, 128, 7, 0, 0)                                                                           \
+    X(64, 256, 5, 0, 0)                                                                            \
+    X(128, 256, 4, 1, 0)                                                                           \
+    X(128, 192, 5, 1, 0)                                                                           \
+    X(128, 96, 8, 1, 1)                                                                            \
+    X(128, 128, 7, 1, 1)                                                                           \
+    X(64, 64, 12, 1, 2)                                                                            \
+    X(128, 128, 6, 1, 2)                                                                           \
+    X(128, 128, 5, 1, 3)
 
 #define DW_SM90_GEMM_STEP 64 /* elements of the contraction in a stage: 128 bytes, a swizzled row */
 #define DW_SM90_MULTIPLIERS 2                                  /* warpgroups that multiply */
@@ -101,6 +107,9 @@ typedef struct dw_sm90_row_squares_params {
 #define DW_SM90_BIAS_BYTES(tile_n) (DW_SM90_MULTIPLIERS * 4 * (tile_n)*2)
 #define DW_SM90_GEMM_SHARED_BYTES(tile_m, tile_n, stages)                                          \
     ((stages)*DW_SM90_STAGE_BYTES(tile_m, tile_n) + DW_SM90_BIAS_BYTES(tile_n) + 2 * 8 * (stages))
+/* Sums that a block of a cluster gets from the others: those of as many strips of 32 columns as a block has at most. */
+#define DW_SM90_CLUSTER_BYTES(tile_m, tile_n, cluster)                                             \
+    (((cluster)-1) * (((tile_n) / 32 + (cluster)-1) / (cluster)) * (tile_m)*32 * 4)
 #define DW_SM90_MOST_SHARED 232448 /* 227 KiB: the limit of a block */
 
 /* A program behind a GEMM has a warpgroup of its own, to which the others leave D's rows in shared memory. Rows are 16

@@ -24,6 +24,11 @@ static double clocks_between(const dw__tile_work *w, double elements) {
 
 bool dw__sm90_tile_exists(const dw__tile_work *w, int tile_n, bool together) {
     if (w->codes && tile_n != 128 && tile_n != 256) return false;
+    if (w->cluster > 0) {
+        const int columns = w->activation == DW_ACTIVATION_SWIGLU ? tile_n / 2 : tile_n;
+        return w->groups_kind == DW_GROUPS_BATCH && !w->codes && !w->split &&
+               columns % (w->activation == DW_ACTIVATION_SWIGLU ? 32 * w->cluster : 32) == 0;
+    }
     if (w->split) return together || tile_n == 128; /* the tiles of 128 rows */
     return !together || w->promote || w->element_bytes < 4;
 }
@@ -61,6 +66,25 @@ static void count_split(const dw__tile_work *w, double elements, double sums, do
     }
 }
 
+/* Clocks of one round of tiles that clusters compute, as measured on an H200. Where tiles are small, the loads of a stage
+ * take longer than its products. Rows that do not exist take as long as others. */
+static double cluster_clocks(const dw__tile_work *w, int tile_m, int tile_n, double elements,
+                             const dw__tile_count *made) {
+    enum { EXCHANGE_CLOCKS = 1500, BYTES_SENT_PER_CLOCK = 40, BYTES_LOADED_PER_CLOCK = 60 };
+    const double others = w->cluster - 1, loads = (tile_m + tile_n) * DW_SM90_GEMM_STEP * 2,
+                 step = fmax(made->step_clocks, loads / BYTES_LOADED_PER_CLOCK),
+                 sent = (double)tile_m * tile_n * 4 * others / w->cluster;
+    return ceiling(made->steps, w->cluster) * step + clocks_between(w, elements / w->cluster) +
+           (others > 0 ? EXCHANGE_CLOCKS + sent / BYTES_SENT_PER_CLOCK : 0);
+}
+
+/* Clusters that run at the same time: those of more than two blocks do not fill all of a GPU's parts (GPC). An H200 has
+ * room for 66 of two blocks, 39 of three, 30 of four, 22 of five and 15 of eight. */
+static double clusters_at_once(double sm_count, int cluster) {
+    const double most = cluster > 2 ? 0.9 * sm_count : sm_count;
+    return fmax(floor(most / cluster), 1);
+}
+
 dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_n, bool together,
                                    double sm_count) {
     const int columns = w->activation == DW_ACTIVATION_SWIGLU ? tile_n / 2 : tile_n; /* of D */
@@ -77,6 +101,14 @@ dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_
         .steps = ceiling(k, step),
         .step_clocks = 2 * tile_m * tile_n * step / rate,
     };
+    if (w->cluster > 0) {
+        enum { NEXT_BLOCK = 1500 }; /* its first stage is loaded while the tensor cores wait */
+        made.rounds = ceiling(tiles, clusters_at_once(sm_count, w->cluster));
+        made.clocks =
+            made.rounds * (cluster_clocks(w, tile_m, tile_n, elements, &made) + NEXT_BLOCK) -
+            NEXT_BLOCK;
+        return made;
+    }
     enum { OUT_BYTES_PER_CLOCK = 20 }; /* what an SM gets of the memory */
     const double multiply = made.steps * made.step_clocks,
                  store = elements * (w->residual ? 2 : 1) * w->element_bytes / OUT_BYTES_PER_CLOCK;
@@ -96,6 +128,8 @@ dw__tile_count dw__sm90_tile_count(const dw__tile_work *w, int tile_m, int tile_
         /* While one warpgroup multiplies, the other stores. A change of turns took 600 clocks. */
         enum { CHANGE = 600 };
         made.clocks = fmax(multiply, (multiply + store) / 2) * slower + CHANGE;
+        /* Nothing hides the stores of a block's only tile. */
+        if (w->groups_kind == DW_GROUPS_BATCH && made.rounds <= 1) made.clocks += store;
     }
     made.clocks *= made.rounds;
     return made;
@@ -105,14 +139,16 @@ dw__tile_count dw__sm90_tile_choice(const dw__tile_work *work, double sm_count) 
     static const struct {
         int m, n;
         bool together;
+        int cluster;
     } tiles[] = {
-#define TILE(rows, columns, stages, both) {rows, columns, both},
+#define TILE(rows, columns, stages, both, blocks) {rows, columns, both, blocks},
         DW_SM90_GEMM_TILES(TILE)
 #undef TILE
     };
     dw__tile_count best = {.clocks = INFINITY};
     for (int at = 0; at < (int)(sizeof tiles / sizeof *tiles); at++) {
-        if (!dw__sm90_tile_exists(work, tiles[at].n, tiles[at].together)) continue;
+        if (tiles[at].cluster > 0 || !dw__sm90_tile_exists(work, tiles[at].n, tiles[at].together))
+            continue;
         const dw__tile_count trial =
             dw__sm90_tile_count(work, tiles[at].m, tiles[at].n, tiles[at].together, sm_count);
         if (trial.clocks * DW__SM90_CLOSE_CLOCKS < best.clocks) best = trial;

@@ -20,6 +20,7 @@ typedef struct dw__tile_work {
     bool codes;    /* operands are codes of FP8 */
     bool promote;  /* codes: sums have two levels */
     bool split;    /* blocks share the contraction of tiles (sm90_split.cuh) */
+    int cluster;   /* so many blocks compute a tile (sm90_cluster.cuh); 0: of tiles for any call */
 } dw__tile_work;
 
 typedef struct dw__tile_count {

@@ -33,10 +33,10 @@ static void each_tile_is_right(void **state) {
     (void)state;
     need_compiler();
     dw__context few = few_sms();
+    int made[DW__SM90_TILES] = {0};
     for (int tile = 0; tile < DW__SM90_TILES; tile++)
         for (size_t i = 0; i < DW_COUNT(forms); i++) {
             const dw__variant *variant;
-            if (dw__sm90_tiles[tile].together && forms[i].f32_output) continue;
             problem p = {.m = dw__sm90_tiles[tile].m + 61,
                          .n = dw__sm90_tiles[tile].n + 37,
                          .k = 459,
@@ -56,16 +56,65 @@ static void each_tile_is_right(void **state) {
             assert_int_equal(dw__gemm_check_turned(&r.call, call.turned, true), DW_OK);
             dw__sm90_shape shape = dw__sm90_shape_of(&call, few.sm_count);
             shape.tile = (uint64_t)tile;
+            if (dw__sm90_exists(&shape)) {
+                if (dw__variant_of(&few, &dw__sm90_gemm, shape.params, &variant) != DW_OK ||
+                    dw__sm90_gemm.enqueue(&r.call, &few, variant) != DW_OK)
+                    fail_msg("%s", dw_last_error());
+                check(&p, &r);
+                made[tile]++;
+            }
+            close_run(&r);
+        }
+    for (int tile = 0; tile < DW__SM90_TILES; tile++) assert_true(made[tile] >= 2);
+}
+
+/* Tiles that clusters compute: parts of no step, of unequal lengths, of no whole step; strips without columns, and half of
+ * a tile without rows. Results have the same bits in each run. */
+static void clusters_share_tiles(void **state) {
+    static const problem cases[] = {
+        {.m = 3, .n = 5, .k = 7, .bias = true},
+        {.m = 64, .n = 96, .k = 64, .residual = true, .integers = true},
+        {.m = 130, .n = 200, .k = 459, .f32_output = true, .residual = true, .bias = true},
+        {.m = 70, .n = 129, .k = 1000, .turned_a = true, .turned_b = true, .residual = true}};
+    const dw_device *device = device_named(gpu);
+    dw__context few = few_sms();
+    (void)state;
+    need_compiler();
+    for (int tile = 0; tile < DW__SM90_TILES; tile++)
+        for (size_t i = 0; i < DW_COUNT(cases); i++) {
+            const dw__variant *variant;
+            problem p = cases[i];
+            run r;
+            if (dw__sm90_tiles[tile].cluster < 1 ||
+                (p.turned_b && dw__sm90_tiles[tile].n % 64 != 0))
+                continue;
+            p.seed = 110 + i;
+            open_run(&p, device, &r);
+            dw__gemm_groups_call call = {
+                .gemm = r.call, .turned = {p.turned_a, p.turned_b}, .groups = {.count = 1}};
+            assert_int_equal(dw__gemm_check_turned(&r.call, call.turned, true), DW_OK);
+            dw__sm90_shape shape = dw__sm90_shape_of(&call, few.sm_count);
+            shape.tile = (uint64_t)tile;
+            assert_true(dw__sm90_exists(&shape));
             if (dw__variant_of(&few, &dw__sm90_gemm, shape.params, &variant) != DW_OK)
                 fail_msg("%s", dw_last_error());
-            if (dw__sm90_gemm.enqueue(&r.call, &few, variant) != DW_OK)
-                fail_msg("%s", dw_last_error());
-            check(&p, &r);
+            void *first = malloc(r.d.bytes);
+            assert_non_null(first);
+            for (int launch = 0; launch < 2; launch++) {
+                memset(r.d.host, 0xFF, r.d.bytes);
+                send(&r.d, device);
+                if (dw__sm90_enqueue(&call, &few, variant) != DW_OK)
+                    fail_msg("%s", dw_last_error());
+                check(&p, &r);
+                if (launch == 0) memcpy(first, r.d.host, r.d.bytes);
+            }
+            assert_memory_equal(first, r.d.host, r.d.bytes);
+            free(first);
             close_run(&r);
         }
 }
 
-static const problem few_tiles = {.m = 70, .n = 72, .k = 4000, .bias = true, .seed = 90};
+static const problem few_tiles = {.m = 70, .n = 72, .k = 32000, .bias = true, .seed = 90};
 
 /* ---- tiles whose contraction blocks share ------------------------------------------------------------- */
 
@@ -214,7 +263,8 @@ static void workspace_is_optional(void **state) {
 
 /* A matmul of a plan gets the workspace, and its rows may run across the contraction. */
 static void plans_share_tiles(void **state) {
-    const problem p = {.m = 72, .n = 64, .k = 4100, .turned_a = true, .turned_b = true, .seed = 91};
+    const problem p = {
+        .m = 72, .n = 64, .k = 32100, .turned_a = true, .turned_b = true, .seed = 91};
     static const dw_attr across = {.key = DW_ATTR_KEY_TRANSPOSE_A, .integer = 1};
     const dw__context *context;
     const dw__variant *variant;
@@ -308,7 +358,9 @@ static void rows_have_factors_and_squares(void **state) {
     for (int tile = 0; tile < DW__SM90_TILES; tile++)
         for (size_t i = 0; i < DW_COUNT(forms); i++) {
             const dw__variant *variant;
-            if (dw__sm90_tiles[tile].together && forms[i].f32_output) continue;
+            if (dw__sm90_tiles[tile].cluster > 0 ||
+                (dw__sm90_tiles[tile].together && forms[i].f32_output))
+                continue;
             problem p = {.m = 2 * dw__sm90_tiles[tile].m + 61,
                          .n = dw__sm90_tiles[tile].n + 37,
                          .k = 200,
@@ -512,17 +564,37 @@ static int sharing_blocks(int64_t m, int64_t n, int64_t k, int *alone) {
     return shape.split ? split.blocks : 0;
 }
 
+/* The rows and columns of the tiles of a product without a workspace, and the blocks of a cluster that compute one. */
+static void expect_tiles(int64_t m, int64_t n, int64_t k, bool across, int rows, int columns,
+                         int cluster) {
+    const dw__gemm_groups_call call = {
+        .gemm = {.dtype = DW_BF16, .output = DW_BF16, .m = m, .n = n, .k = k},
+        .turned = {across, across},
+        .groups = {.count = 1}};
+    const dw__sm90_tile *tile = &dw__sm90_tiles[dw__sm90_shape_of(&call, 132).tile];
+    if (tile->m != rows || tile->n != columns || tile->cluster != cluster)
+        fail_msg("%lld x %lld x %lld: %d x %d, clusters of %d", (long long)m, (long long)n,
+                 (long long)k, tile->m, tile->n, tile->cluster);
+}
+
 /* As measured on an H200. */
 static void few_tiles_are_shared(void **state) {
     int alone;
     (void)state;
-    /* Tiles of 128 x 128: a whole round and 12 more; 36; 64. */
+    /* Tiles of 128 x 128: a whole round and 12 more. */
     assert_true(sharing_blocks(768, 3072, 16384, &alone) >= 96);
     assert_int_equal(alone, 132);
-    assert_int_equal(sharing_blocks(768, 768, 16384, &alone), 108);
-    assert_int_equal(alone, 0);
-    assert_int_equal(sharing_blocks(512, 2048, 8192, &alone), 128);
-    assert_int_equal(sharing_blocks(64, 4096, 4096, &alone), 128);
+    /* Clusters need no workspace, and take less time. */
+    expect_tiles(64, 4096, 4096, false, 64, 64, 2);
+    expect_tiles(768, 768, 16384, true, 128, 128, 3);
+    expect_tiles(512, 2048, 8192, true, 128, 128, 2);
+    assert_int_equal(sharing_blocks(64, 4096, 4096, &alone), 0);
+    assert_int_equal(sharing_blocks(768, 768, 16384, &alone), 0);
+    assert_int_equal(sharing_blocks(512, 2048, 8192, &alone), 0);
+    /* One block for each tile. */
+    expect_tiles(2048, 768, 768, false, 128, 96, 1);
+    expect_tiles(512, 4096, 4096, false, 128, 128, 1);
+    expect_tiles(2048, 3072, 768, false, 128, 192, 0);
     /* The exchange of sums would take longer than what it saves. */
     assert_int_equal(sharing_blocks(512, 4096, 4096, &alone), 0);
     assert_int_equal(sharing_blocks(2048, 768, 768, &alone), 0);
@@ -558,6 +630,7 @@ int main(void) {
         cmocka_unit_test(residual_may_be_d),
         cmocka_unit_test(tile_fits_the_call),
         cmocka_unit_test(blocks_share_tiles),
+        cmocka_unit_test(clusters_share_tiles),
         cmocka_unit_test(workspace_is_optional),
         cmocka_unit_test(plans_share_tiles),
         cmocka_unit_test(few_tiles_are_shared),

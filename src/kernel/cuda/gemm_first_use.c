@@ -198,13 +198,9 @@ static dw_status add_workspace(dw__trial *t, state *s) {
     const dw__kernel *kernel = t->variant->kernel;
     dw__trial_part *workspace;
     size_t bytes = 0;
-    if (kernel == &dw__sm90_gemm && !s->given.row_squares) {
-        const dw__sm90_shape shape = {.params = t->variant->params};
-        const dw__gemm_groups_call c = dw__gemm_single(&s->call, s->given.turned);
-        bytes = shape.split ? dw__sm90_split_of(&c, &shape, t->context.sm_count).bytes : 0;
-    } else if (kernel->workspace_bytes) {
+    if (kernel->workspace_bytes)
         DW_RETURN_IF_FAILED(kernel->workspace_bytes(kernel, t->call, &t->context, &bytes));
-    }
+    if (bytes < s->given.workspace_bytes) bytes = s->given.workspace_bytes;
     if (bytes == 0) return DW_OK;
     DW_RETURN_IF_FAILED(dw__trial_add(t, bytes, &workspace));
     s->call.workspace = s->groups.workspace = workspace->device;

@@ -196,8 +196,9 @@ dw_status dw__sm100_entry_points(const dw__kernel *kernel, int capability, uint6
 typedef struct dw__sm90_tile {
     int m, n, stages;
     bool together; /* two warpgroups compute it */
+    int cluster;   /* blocks that compute it; 0: any number of GEMMs of any kind have such tiles */
 } dw__sm90_tile;
-enum { DW__SM90_TILES = 4 };
+enum { DW__SM90_TILES = 9 };
 extern const dw__sm90_tile dw__sm90_tiles[DW__SM90_TILES];
 
 /* The compile-time parameters of a variant. */
@@ -380,6 +381,8 @@ typedef struct dw__gemm_case {
      * its own B, and the Bs follow one another. */
     int groups;
     int64_t rows[4];
+    size_t
+        workspace_bytes; /* that the variant needs, if it is not the one that the call would choose */
 } dw__gemm_case;
 dw__gemm_case dw__gemm_case_of(const dw__variant *variant);         /* gemm.c */
 dw__gemm_case dw__sm90_case_of(const dw__variant *variant);         /* sm90_gemm.c */

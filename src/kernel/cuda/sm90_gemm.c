@@ -13,8 +13,8 @@
 /* ---- tiles ----------------------------------------------------------------------------------------- */
 
 const dw__sm90_tile dw__sm90_tiles[] = {
-#define TILE(rows, columns, depth, both)                                                           \
-    {.m = rows, .n = columns, .stages = depth, .together = both},
+#define TILE(rows, columns, depth, both, blocks)                                                   \
+    {.m = rows, .n = columns, .stages = depth, .together = both, .cluster = blocks},
     DW_SM90_GEMM_TILES(TILE)
 #undef TILE
 };
@@ -32,6 +32,8 @@ int dw__sm90_tile_columns(const dw__sm90_shape *s) {
 static unsigned shared_bytes_of(const dw__sm90_shape *s, int stages) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
     unsigned bytes = DW_SM90_GEMM_SHARED_BYTES(t->m, t->n, stages);
+    if (t->cluster > 1)
+        bytes += DW_SM90_CLUSTER_BYTES(t->m, t->n, t->cluster) + 8 * DW_SM90_MULTIPLIERS;
     if (s->blocks) bytes += stages * DW_SM90_BLOCK_SCALES_BYTES(t->m, t->n);
     if (s->row_scales) bytes += DW_SM90_ROW_SCALES_BYTES(t->m, t->n);
     return bytes;
@@ -52,10 +54,16 @@ static int64_t ceil_divide(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 bool dw__sm90_exists(const dw__sm90_shape *s) {
     const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
-    const dw__tile_work work = {.element_bytes = s->output == DW_GEMM_OUTPUT_F32 ? 4 : 2,
+    const dw__tile_work work = {.groups_kind = (int)s->groups,
+                                .element_bytes = s->output == DW_GEMM_OUTPUT_F32 ? 4 : 2,
+                                .activation = (dw_activation)s->activation,
                                 .codes = dw__sm90_has_codes(s),
                                 .promote = s->promote,
-                                .split = s->split};
+                                .split = s->split,
+                                .cluster = t->cluster};
+    if (t->cluster > 0 &&
+        (s->halves || s->row_factors || s->row_squares || (s->turned_b && t->n % 64 != 0)))
+        return false;
     return dw__sm90_tile_exists(&work, t->n, t->together);
 }
 
@@ -74,6 +82,7 @@ static dw__tile_count count_of(const dw__gemm_groups_call *c, const dw__sm90_sha
         .codes = dw__sm90_has_codes(s),
         .promote = s->promote,
         .split = s->split,
+        .cluster = t->cluster,
     };
     return dw__sm90_tile_count(&work, t->m, t->n, t->together, sm_count);
 }
@@ -144,6 +153,7 @@ dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
         shape.tile = (uint64_t)(trial % DW__SM90_TILES);
         shape.split = trial >= DW__SM90_TILES;
         if (!dw__sm90_exists(&shape)) continue;
+        if (dw__sm90_tiles[shape.tile].cluster > 0 && !may_split(c, &shape)) continue;
         const dw__gemm_cost cost = dw__sm90_cost_of(c, &shape, sm_count);
         if (!(cost.clocks * DW__SM90_CLOSE_CLOCKS < least)) continue;
         if (shape.split && dw__sm90_split_of(c, &shape, sm_count).bytes > c->gemm.workspace_bytes)
@@ -185,10 +195,11 @@ static json_t *describe_tile(const dw__kernel *kernel, const void *call,
     if (dw__gemm_is_empty(call)) return json_null();
     const dw__gemm_cost cost = cost_on(call, gpu, &shape);
     const dw__sm90_tile *t = &dw__sm90_tiles[shape.tile];
-    return json_pack("{s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f}", "ctas", 1, "tile_m", t->m,
-                     "tile_n", t->n, "stages", t->stages, "tiles", (json_int_t)cost.tiles, "rounds",
-                     (json_int_t)cost.rounds, "steps", (json_int_t)cost.steps, "step_clocks",
-                     cost.step_clocks, "least_seconds",
+    return json_pack("{s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f}", "ctas",
+                     t->cluster > 1 ? t->cluster : 1, "tile_m", t->m, "tile_n", t->n, "stages",
+                     t->stages, "tiles", (json_int_t)cost.tiles, "rounds", (json_int_t)cost.rounds,
+                     "steps", (json_int_t)cost.steps, "step_clocks", cost.step_clocks,
+                     "least_seconds",
                      dw__gemm_least_seconds(call, gpu, &cost, DW__SM90_FLOPS_PER_CLOCK));
 }
 
@@ -214,6 +225,7 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     if (s->row_factors) dw__jit_add_define(&v, "ROW_FACTORS", 1);
     if (s->row_squares) dw__jit_add_define(&v, "ROW_SQUARES", 1);
     if (s->split) dw__jit_add_define(&v, "SPLIT", 1);
+    if (t->cluster > 0) dw__jit_add_define(&v, "CLUSTER", t->cluster);
     if (s->gather || s->scatter || s->weighted) {
         dw__jit_add_define(&v, "GATHER", (int)s->gather);
         dw__jit_add_define(&v, "SCATTER", s->scatter);
@@ -249,7 +261,7 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
     enum { EXTRA_ROWS = 45, EXTRA_COLUMNS = 35, STEPS = 7, MISSING = 27, SPLIT_SMS = 9 };
     const dw__sm90_shape s = {.params = variant->params};
     const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
-    return (dw__gemm_case){
+    dw__gemm_case made = {
         .call = {.dtype = type,
                  .output = s.output == DW_GEMM_OUTPUT_F32 ? DW_F32 : type,
                  .m = 2 * dw__sm90_tiles[s.tile].m + EXTRA_ROWS,
@@ -265,6 +277,11 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
         .sm_count = s.split ? SPLIT_SMS : 2,
         .groups = 1,
     };
+    if (s.split) {
+        const dw__gemm_groups_call c = dw__gemm_single(&made.call, made.turned);
+        made.workspace_bytes = dw__sm90_split_of(&c, &s, made.sm_count).bytes;
+    }
+    return made;
 }
 
 /* ---- launch ---------------------------------------------------------------------------------------- */
@@ -357,6 +374,7 @@ bool dw__sm90_gathers(const dw__gemm_groups_call *c) {
 dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program *program,
                           dw__sm90_shape shape, const dw__context *context,
                           const dw__variant *variant) {
+    enum { GRAPHS_OF_DEPENDENT = 12030 }; /* the first driver that records dependent launches */
     const dw__sm90_tile *t = &dw__sm90_tiles[shape.tile];
     const dw_gemm *g = &c->gemm;
     const int columns = dw__sm90_tile_columns(&shape);
@@ -438,6 +456,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         DW_RETURN_IF_FAILED(write_flags(context, &params.split, g->stream));
         blocks = split.alone > 0 ? context->sm_count : split.blocks;
     }
+    if (t->cluster > 0) blocks = (int64_t)params.tiles_m * params.tiles_n * t->cluster;
     if (loss && !loss->logits && g->d.data) /* not beside a GEMM */
         DW_RETURN_IF_FAILED(dw__sm90_loss_map(g, context, &maps[2]));
     void *arguments[] = {&maps[0], &maps[1], &params, &maps[2]};
@@ -448,6 +467,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         .block = {program && !loss && !second ? DW_SM90_PROGRAM_THREADS : DW_SM90_GEMM_THREADS, 1,
                   1},
         .shared_bytes = program ? program->shared_bytes : shared_bytes(&shape),
+        .dependent = !shape.split && context->driver_version >= GRAPHS_OF_DEPENDENT,
         .stream = g->stream,
         .arguments = arguments,
     });

@@ -238,7 +238,8 @@ static form form_of(const dw__gemm_groups_call *g, const dw__sm90_program *p, ui
     double least = INFINITY;
     for (int tile = 0; tile < DW__SM90_TILES; tile++) {
         trial.shape.tile = (uint64_t)tile;
-        if (!dw__sm90_tiles[tile].together || !dw__sm90_exists(&trial.shape) || !fits(&trial))
+        if (!dw__sm90_tiles[tile].together || dw__sm90_tiles[tile].cluster > 0 ||
+            !dw__sm90_exists(&trial.shape) || !fits(&trial))
             continue;
         const dw__gemm_cost cost = dw__sm90_cost_of(g, &trial.shape, sm_count);
         const bool moves = summed && DW_SM90_SUM_PHASES(dw__sm90_tile_columns(&trial.shape)) > 1;
