@@ -70,7 +70,7 @@ static void count_split(const dw__tile_work *w, double elements, double sums, do
  * take longer than its products. Rows that do not exist take as long as others. */
 static double cluster_clocks(const dw__tile_work *w, int tile_m, int tile_n, double elements,
                              const dw__tile_count *made) {
-    enum { EXCHANGE_CLOCKS = 1500, BYTES_SENT_PER_CLOCK = 40, BYTES_LOADED_PER_CLOCK = 60 };
+    enum { EXCHANGE_CLOCKS = 3200, BYTES_SENT_PER_CLOCK = 40, BYTES_LOADED_PER_CLOCK = 60 };
     const double others = w->cluster - 1, loads = (tile_m + tile_n) * DW_SM90_GEMM_STEP * 2,
                  step = fmax(made->step_clocks, loads / BYTES_LOADED_PER_CLOCK),
                  sent = (double)tile_m * tile_n * 4 * others / w->cluster;

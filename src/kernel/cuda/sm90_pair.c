@@ -92,7 +92,8 @@ static dw__sm90_shape shape_of(const dw__gemm_groups_call *first, int sm_count) 
     double least = INFINITY;
     for (int tile = 0; tile < DW__SM90_TILES; tile++) {
         trial.tile = (uint64_t)tile;
-        if (!dw__sm90_tiles[tile].together || !dw__sm90_exists(&trial) ||
+        if (!dw__sm90_tiles[tile].together || dw__sm90_tiles[tile].cluster > 0 ||
+            !dw__sm90_exists(&trial) ||
             (trial.turned_b && dw__sm90_tile_columns(&trial) % BOX_COLUMNS != 0))
             continue;
         const dw__gemm_cost cost = dw__sm90_cost_of(&g, &trial, sm_count);
