@@ -459,7 +459,9 @@ static void check_block_codes(block_codes *b, const dw_device *device, const mat
     for (int line = 0; line < b->lines; line++) {
         for (int j = 0; j < b->row; j++) {
             const int at = (int)((size_t)line * b->codes.pitch) + j,
-                      expected = j < b->count ? codes[(size_t)line * (size_t)layout.row_bytes + (size_t)j] : 0;
+                      expected = j < b->count
+                                     ? codes[(size_t)line * (size_t)layout.row_bytes + (size_t)j]
+                                     : 0;
             if (found[at] != expected)
                 fail_msg("%s %d of %d x %d, code %d is %d, not %d", axis ? "row" : "column", line,
                          d->rows, d->columns, j, found[at], expected);
@@ -683,7 +685,9 @@ static void keep_wrong_codes(const char *right, const char *wrong) {
 }
 /* Words in another order; codes of columns 8 rows lower; the divisor of another row. */
 static void keep_wrong_order(void) { keep_wrong_codes("0x5410), __byte", "0x1054), __byte"); }
-static void keep_wrong_columns(void) { keep_wrong_codes("upper, lower, 0x6420", "lower, upper, 0x6420"); }
+static void keep_wrong_columns(void) {
+    keep_wrong_codes("upper, lower, 0x6420", "lower, upper, 0x6420");
+}
 static void keep_wrong_rows(void) { keep_wrong_codes("2 * block + half;", "2 * block + 0000;"); }
 
 /* Stages are read before they have arrived: the kernel is refused, the reference computes the call, and the log says so

@@ -41,11 +41,10 @@ int64_t dw__gemm_row_units(const dw_gemm *c) {
 }
 
 dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call) {
-    static const dw__struct known = {
-        "dw_gemm",
-        sizeof *call,
-        {offsetof(dw_gemm, quantized), offsetof(dw_gemm, kernel), offsetof(dw_gemm, row_scale),
-         offsetof(dw_gemm, scheme_d)}};
+    static const dw__struct known = {"dw_gemm",
+                                     sizeof *call,
+                                     {offsetof(dw_gemm, quantized), offsetof(dw_gemm, kernel),
+                                      offsetof(dw_gemm, row_scale), offsetof(dw_gemm, scheme_d)}};
     return dw__struct_read(&known, given, call);
 }
 

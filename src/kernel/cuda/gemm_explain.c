@@ -14,7 +14,8 @@ typedef struct work {
 
 /* Codes of fp8-block and their scales, in either direction, and D itself, for each of D's rows. */
 static double bytes_of_blocks(const dw_gemm *c, double m, double n) {
-    return n + 4.0 * ceil(n / 128.0) + (c->turned_d.data ? n + 4.0 * n * ceil(m / 128.0) / m : 0.0) +
+    return n + 4.0 * ceil(n / 128.0) +
+           (c->turned_d.data ? n + 4.0 * n * ceil(m / 128.0) / m : 0.0) +
            (c->plain_d.data ? n * (double)dw_dtype_bytes(c->dtype) : 0.0);
 }
 

@@ -11,7 +11,7 @@ enum {
     PAD = 8,
     SEED = 2026,
     MOST_GROUPS = 4,
-    BLOCK = 32,    /* elements of D with one scale */
+    BLOCK = 32, /* elements of D with one scale */
     FP8_BLOCK = DW_FP8_BLOCK_SIDE,
     NO_SCALE = 127 /* the code of a scale of 1 */
 };
@@ -446,7 +446,8 @@ static bool fp8_block_is_right(const state *s, part codes_of, int line, int bloc
         least = fmax(least, fabs(x[j].value) - x[j].error);
         most = fmax(most, fabs(x[j].value) + x[j].error);
     }
-    const float scale_least = rounded_d(s, least) / LARGEST, scale_most = rounded_d(s, most) / LARGEST;
+    const float scale_least = rounded_d(s, least) / LARGEST,
+                scale_most = rounded_d(s, most) / LARGEST;
     if (!(scale >= scale_least && scale <= scale_most)) {
         snprintf(text, bytes, "the scale of %s %d of D, block %d is %g, expected %g to %g",
                  turned ? "column" : "row", line, block, (double)scale, (double)scale_least,
@@ -494,7 +495,8 @@ static bool plain_is_right(const state *s, char *text, size_t bytes) {
         for (int column = 0; column < d->columns; column++) {
             const float value = get(d, (size_t)row * (size_t)d->pitch + (size_t)column);
             const expected x = expected_at(s, row, column);
-            if (value >= rounded_d(s, x.value - x.error) && value <= rounded_d(s, x.value + x.error))
+            if (value >= rounded_d(s, x.value - x.error) &&
+                value <= rounded_d(s, x.value + x.error))
                 continue;
             snprintf(text, bytes, "D[%d][%d] is %g, expected %g within %.2g before rounding", row,
                      column, (double)value, x.value, x.error);

@@ -113,7 +113,8 @@ dw__sm90_split dw__sm90_split_of(const dw__gemm_groups_call *c, const dw__sm90_s
 /* Whether blocks can share the contraction of a call. */
 static bool may_split(const dw__gemm_groups_call *c, const dw__sm90_shape *s) {
     return c->groups.kind == DW_GROUPS_BATCH && c->groups.count == 1 && !c->halves &&
-           !dw__sm90_has_codes(s) && !s->coded && c->gemm.k > 0 && !c->gemm.row_squares && !c->gemm.row_scale;
+           !dw__sm90_has_codes(s) && !s->coded && c->gemm.k > 0 && !c->gemm.row_squares &&
+           !c->gemm.row_scale;
 }
 
 dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
