@@ -1,10 +1,10 @@
 // Codes of fp8-block of a tile of 128 x 128 whose elements a block of threads has in registers, in both orientations. Used by
 // fp8_block_codes.cu, which loads them, and program_codes.cuh, which computes them.
 //
-// A tile holds whole blocks of either kind. Each thread has vectors of 8 elements
-// of a few rows in registers. The largest magnitude of a row is found by the 16 lanes that share it, that of a column by
-// the warps in shared memory. Then the codes along rows are stored as they are computed, and those along columns are put
-// into shared memory, from where they are stored transposed (code_tiles.cuh) while the next tile is being loaded.
+// A tile holds whole blocks of either kind. Each thread has vectors of 8 elements of a few rows in registers. The largest
+// magnitude of a row is found by the 16 lanes that share it, that of a column by the warps in shared memory. Then the codes
+// along rows are stored as they are computed, and those along columns are put into shared memory, from where they are stored
+// transposed (code_tiles.cuh) while the next tile is being loaded.
 //
 // fp8_block_quotient.cuh says how the codes are computed.
 //

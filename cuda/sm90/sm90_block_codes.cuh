@@ -11,10 +11,9 @@
 // - encode columns. movmatrix transposes 8 x 8 pairs of codes, and exchanges in four threads give each the 16 codes that a
 //   column has in the warp's rows.
 //
-// A loop runs the units, so that the code of products exists once: with a copy for each unit instructions were fetched anew in
-// every tile, and units took twice as long. A warp never waits for a slow one: between units that write shared memory and those that read it there are others, and
-// barriers are waited for where all have most likely arrived. Blocks that need division (fp8_block_quotient.cuh) are rare:
-// a loop makes their codes, two at a time.
+// Other units lie between those that write shared memory and those that read it, so that a warp that waits at a barrier
+// seldom finds others missing. Blocks that need division (fp8_block_quotient.cuh) are rare: a loop makes their codes, two at
+// a time.
 #ifndef DW_SM90_BLOCK_CODES_CUH
 #define DW_SM90_BLOCK_CODES_CUH
 
@@ -40,7 +39,7 @@ static_assert(!F32_OUTPUT && !SPLIT && GROUPS == DW_GROUPS_BATCH && !SCATTER && 
 typedef struct held {
     int row, column; // the thread's first row; the tile's first column
     int end;         // of the rows that exist; 0: there is no last tile
-    factors by;      // of one of the row's blocks: a thread of four has those of block / 2, half block % 2
+    factors by;      // thread q of a quad has those of block q / 2 of the second of its rows if q is odd, else of the first
     uint32 phase;    // of the barriers
     uint32 words[STRIPS][2][4];
 } held;
@@ -275,17 +274,18 @@ template <bool TURNED> DEVICE void encode_special(const dw_sm90_gemm_params &p, 
 // ---- units --------------------------------------------------------------------------------------------------
 
 // `special`: of the warp's rows, then of the tile's columns.
-template <int unit> DEVICE void run_unit(const dw_sm90_gemm_params &p, const shared_layout &s, held &h, bool &special) {
-    if constexpr (unit == 0) {
+DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, held &h, int unit, bool &special) {
+    if (h.end == 0) return;
+    if (unit == 0) {
         find_largest(p, s, h);
         special = __any_sync(0xffffffff, needs_division(h.by));
         if (special) encode_special<false>(p, s, h);
-    } else if constexpr (unit <= ROW_UNITS) {
+    } else if (unit <= ROW_UNITS) {
         if (!special) encode_row(p, h, (unit - 1) / 2, (unit - 1) % 2);
-    } else if constexpr (unit < FIRST_STRIP) {
+    } else if (unit < FIRST_STRIP) {
         make_column_factors(p, s, h);
     } else {
-        constexpr int strip = unit - FIRST_STRIP;
+        const int strip = unit - FIRST_STRIP;
         if constexpr (CODES_TURNED) {
             if (strip == 0) {
                 special = wait_for_factors(s, h);
@@ -295,22 +295,8 @@ template <int unit> DEVICE void run_unit(const dw_sm90_gemm_params &p, const sha
         }
         if constexpr (CODES_BESIDE_D) store_held(p, h, strip);
     }
-    if constexpr (unit == UNITS - 1) h.phase ^= 1;
+    if (unit == UNITS - 1) h.phase ^= 1;
 }
-
-// Each unit has code of its own, because registers have no index.
-DEVICE void finish_unit(const dw_sm90_gemm_params &p, const shared_layout &s, held &h, int unit, bool &special) {
-    if (h.end == 0) return;
-    switch (unit) {
-#define UNIT(number)                                                                                                   \
-    case number:                                                                                                       \
-        if constexpr (number < UNITS) run_unit<number>(p, s, h, special);                                                \
-        break;
-        UNIT(0) UNIT(1) UNIT(2) UNIT(3) UNIT(4) UNIT(5) UNIT(6) UNIT(7) UNIT(8) UNIT(9) UNIT(10) UNIT(11) UNIT(12) UNIT(13)
-#undef UNIT
-    }
-}
-static_assert(UNITS <= 14, "a case for each unit");
 
 // As many steps of the next tile are started before a unit: one may take longer than a step's products.
 DEVICE int steps_before(int unit, int steps) { return ((unit + 1) * steps + UNITS - 1) / UNITS; }
@@ -326,7 +312,7 @@ DEVICE void multiply_and_encode(const dw_sm90_gemm_params &p, const shared_layou
     int step = 0;
     bool special = false;
     if (steps == 0) clear_sums(sums);
-#pragma unroll 1
+#pragma unroll
     for (int unit = 0; unit < UNITS; unit++) {
         multiply_steps(s, r, t, step, steps_before(unit, steps), rows, sums);
         if (BIAS && unit == 0) load_bias(p, s, t);
