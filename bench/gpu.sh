@@ -74,7 +74,12 @@ sanitize() {
     [ $found = 0 ]
 }
 
-export -f build sanitize
+codes() {
+    python3 bench/hopper_tensor_codes.py --json "$out/codes.json" &&
+        python3 bench/hopper_fp8_product.py --json "$out/fp8-product.json"
+}
+
+export -f build sanitize codes
 export out lib prebuilt
 [ ! -x "$prebuilt/test_engine_gpu" ] || export DEEPWELL_TEST_ENGINE=$prebuilt/test_engine_gpu
 export LD_LIBRARY_PATH=$PWD/$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} PYTHONPATH=$PWD/python PYTHONUNBUFFERED=1
@@ -92,7 +97,7 @@ step attention 250 python3 bench/hopper_attention.py --lib $lib/libdeepwell.so -
 step gemm 250 python3 bench/hopper_gemm.py --epilogues --out "$out/gemm.json"
 step loss 200 python3 bench/hopper_loss.py --out "$out/loss.json"
 step memory 300 python3 bench/hopper_memory.py --out "$out/memory.json"
-step codes 100 python3 bench/hopper_tensor_codes.py --json "$out/codes.json"
+step codes 160 bash -c codes
 step experts 150 python3 bench/hopper_experts.py --json "$out/experts.json"
 step mixtures 400 python3 bench/hopper_step.py olmoe-4 mixtral-1 qwen3-moe-4 --ways adamw,programs-off,released,grouped-compile --profile \
     --out "$out/mixtures.json"

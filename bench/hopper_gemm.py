@@ -46,6 +46,9 @@ class Gemm(ctypes.Structure):
         ("scheme_b", ctypes.c_int), ("scales_a", ctypes.c_void_p), ("scales_b", ctypes.c_void_p),
         ("scales_d", ctypes.c_void_p), ("factor_a", ctypes.c_void_p), ("factor_b", ctypes.c_void_p),
         ("kernel", ctypes.c_char_p), ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t),
+        ("row_scale", ctypes.c_void_p), ("row_squares", ctypes.c_void_p), ("row_norm", ctypes.c_int),
+        ("row_epsilon", ctypes.c_float), ("scheme_d", ctypes.c_int), ("turned_d", Matrix),
+        ("turned_scales_d", ctypes.c_void_p), ("plain_d", Matrix),
     ]  # fmt: skip
 
 

@@ -26,7 +26,8 @@
 // (PAIR, sm90_pair.cuh), or cross-entropy (LOSS, sm90_loss.cuh). Gradients of
 // other logits may be made beside (BESIDE, sm90_beside.cuh). Several blocks may share the contraction of a tile (SPLIT,
 // sm90_split.cuh). Few tiles may have a block or a cluster of blocks each (CLUSTER, sm90_cluster.cuh). Rows may have
-// factors, and sums of squares (ROW_FACTORS, ROW_SQUARES, sm90_rows.cuh).
+// factors, and sums of squares (ROW_FACTORS, ROW_SQUARES, sm90_rows.cuh). D may become codes of fp8-block, the next GEMM's
+// operand (CODED, sm90_block_codes.cuh).
 //
 // The launch may be dependent: blocks begin when those of the kernel in front end, and wait for its results.
 //
@@ -52,6 +53,9 @@
 #endif
 #ifndef LOSS
 #define LOSS 0
+#endif
+#ifndef CODED
+#define CODED 0
 #endif
 #ifndef ROW_FACTORS
 #define ROW_FACTORS 0
@@ -81,6 +85,7 @@
 #include "sm90.cuh"
 #include "sm90_codes.cuh"
 #include "sm90_gemm_params.h"
+#include "tensor_types.cuh" // here, because others include it for some variants alone
 
 #define SWIGLU (ACTIVATION == DW_GEMM_SWIGLU)
 #define F32_OUTPUT (OUTPUT == DW_GEMM_OUTPUT_F32)
@@ -140,6 +145,7 @@ typedef struct shared_layout {
     uint32 stages, bias, full, empty;
     uint32 lines, handed, taken; // rows of a tile for a program; of strips for D of a loss
     uint32 sums;                 // of a program's results
+    uint32 most, factors, special, found, computed; // of columns whose elements become codes
     uint32 scales; // of codes: those of blocks, or of rows
     uint32 beside, beside_full;
     uint32 exchange, arrived; // sums of other blocks of the cluster
@@ -155,8 +161,13 @@ DEVICE shared_layout begin_block(const void *memory) {
     s.scales = s.stages + STAGES * STAGE_BYTES;
     s.lines = s.scales + STAGES * SCALES_BYTES + ROW_SCALES_BYTES;
     s.sums = s.lines + (PROGRAM ? 128 * DW_SM90_LINE_BYTES(TILE_N) : LOSS ? DW_SM90_LOSS_SHARED_BYTES : 0);
-    s.exchange = s.sums;
-    s.bias = s.exchange + CLUSTER_BYTES + (PROGRAM_SUMS ? DW_SM90_SUM_BYTES(TILE_COLUMNS) : 0);
+    s.exchange = s.sums + (PROGRAM_SUMS ? DW_SM90_SUM_BYTES(TILE_COLUMNS) : 0);
+    s.most = s.exchange + CLUSTER_BYTES;
+    s.factors = s.most + DW_SM90_MULTIPLIERS * 4 * TILE_COLUMNS * 2;
+    s.special = s.factors + TILE_COLUMNS * 8;
+    s.found = s.special + DW_SM90_MULTIPLIERS * 4 * 4;
+    s.computed = s.found + 8;
+    s.bias = s.most + (CODED ? DW_SM90_CODED_BYTES(TILE_COLUMNS) : 0);
     s.full = s.bias + (PROGRAM && !BIAS ? 0 : DW_SM90_BIAS_BYTES(TILE_N));
     s.empty = s.full + 8 * STAGES;
     s.handed = s.empty + 8 * STAGES;
@@ -170,6 +181,7 @@ DEVICE shared_layout begin_block(const void *memory) {
             barrier_init(s.full + 8 * i, GATHER ? 129 : BLOCKS ? 2 : 1);
             barrier_init(s.empty + 8 * i, 4 * READERS);
         }
+        for (int i = 0; CODED && i < 2; i++) barrier_init(s.found + 8 * i, 4 * DW_SM90_MULTIPLIERS);
         for (int i = 0; PROGRAM && i < DW_SM90_MULTIPLIERS; i++) {
             barrier_init(s.handed + 8 * i, 4);
             barrier_init(s.taken + 8 * i, 4);
@@ -658,6 +670,8 @@ DEVICE void multiply(const dw_sm90_gemm_params &p, const shared_layout &s, ring 
 #include "sm90_program.cuh"
 #elif PAIR
 #include "sm90_pair.cuh"
+#elif CODED
+#include "sm90_block_codes.cuh"
 #elif !LOSS
 
 // The elements of the last tile; counts of 0: there is none.
@@ -891,6 +905,11 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(PROGRAM ? DW_SM90_PROGR
     } else {
         registers_up<232>();
         compute_for_loss(p, s, &map_d);
+    }
+#elif CODED
+    } else {
+        registers_up<MULTIPLIER_REGISTERS>();
+        compute_and_encode(p, s);
     }
 #else
     } else {

@@ -4,6 +4,7 @@
 #define DW_SM90_GEMM_PARAMS_H
 
 #include "common/data_error.h"
+#include "common/fp8_block_codes_params.h"
 #include "common/gemm_groups.h"
 #include "sm90_gather_params.h"
 #include "sm90_loss_params.h"
@@ -74,6 +75,8 @@ typedef struct dw_sm90_gemm_params {
     void *second_d;
     long long stride_second_d;
     const void *second_bias;
+    /* With CODED: codes of D and their places; x, strides and numbers of tiles are not used. */
+    dw_fp8_block_codes_params codes;
 } dw_sm90_gemm_params;
 
 /* sm90_row_squares.cu */
@@ -124,6 +127,14 @@ typedef struct dw_sm90_row_squares_params {
  * leave theirs in shared memory. */
 #define DW_SM90_SUM_PHASES(columns) ((columns) % 3 == 0 ? 3 : 1)
 #define DW_SM90_SUM_BYTES(columns) (DW_SM90_SUM_PHASES(columns) * 128 * 8 * 4)
+
+/* CODED, which codes of fp8-block D becomes: 0 for none, or a sum. Codes along rows always are made. */
+#define DW_SM90_CODED 1
+#define DW_SM90_CODED_TURNED 2 /* those along columns, too */
+#define DW_SM90_CODED_D 4      /* D itself, too */
+/* For the columns of a tile: maxima of each warp, factors, and what each warp says about its columns; two barriers. */
+#define DW_SM90_CODED_BYTES(columns)                                                               \
+    (DW_SM90_MULTIPLIERS * 4 * ((columns)*2 + 4) + (columns)*8 + 2 * 8)
 
 /* Codes with two levels of sums: a warpgroup multiplies panels of so many columns. */
 #define DW_SM90_PANEL_COLUMNS 128

@@ -1,5 +1,6 @@
 /* GEMMs with an epilogue on NVIDIA GPUs: D = f(alpha A B^T + bias) + residual. A and B are BF16 or F16, or codes with
- * block scales (MXFP8, NVFP4, MXFP4) as deepwell/quantize.h makes them. D may be codes with block scales too.
+ * block scales (MXFP8, NVFP4, MXFP4) as deepwell/quantize.h makes them. D may be codes with block scales too: MXFP8, or
+ * fp8-block on a GPU of compute capability 9.0.
  *
  *     dw_gemm call = {.struct_size = sizeof(call), .dtype = DW_BF16, .output = DW_BF16,
  *                     .m = 4096, .n = 4096, .k = 4096, .alpha = 1,
@@ -8,7 +9,7 @@
  *
  * Deepwell's own kernels need compute capability 9.0 (H100, H200), 10.0, 10.3 (B200, B300) or 12.0 (RTX 50, RTX PRO
  * Blackwell), or the devices "emulator:sm_90a", "emulator:sm_100a", "emulator:sm_103a" and "emulator:sm_120a". That of
- * 9.0 takes no codes; it is measured on an H200 (docs/gemm.md). The others have been tested on the emulator but not on
+ * 9.0 multiplies no codes; it is measured on an H200 (docs/gemm.md). The others have been tested on the emulator but not on
  * hardware. The first use of each kernel on a GPU compares it with a GEMM accumulated in double (docs/blackwell.md).
  *
  * A call may name a kernel of CUTLASS instead, if `make cutlass` has built them (docs/cutlass.md). Some of these are
@@ -67,8 +68,8 @@ typedef struct dw_gemm {
 
     /* Quantized operands. `struct_size` may end before this member; the operands are then not quantized. */
     int quantized; /* 1: A and B are codes of the schemes below, with their scales */
-    /* 1: D is E4M3 codes with scales: the MXFP8 that dw_block_quantize gives for each row with DW_SCALE_RCEIL. The call
-     * must have no residual. */
+    /* 1: D is E4M3 codes with scales: the MXFP8 that dw_block_quantize gives for each row with DW_SCALE_RCEIL, or the
+     * fp8-block of `scheme_d`. The call must have no residual. */
     int quantized_d;
     dw_scheme scheme_a, scheme_b; /* MXFP8 or MXFP8_E5M2, each; or NVFP4 both; or MXFP4 both */
     /* Device memory, 16-byte aligned, in the order of dw_scales_swizzle. A's have m rows, B's n rows (SwiGLU: the
@@ -97,6 +98,19 @@ typedef struct dw_gemm {
     float *row_squares;
     int row_norm; /* 1: row_squares receives 1 / sqrt(sum / n + row_epsilon) instead */
     float row_epsilon;
+
+    /* Codes of D for the next GEMMs, with quantized_d. DW_SCHEME_FP8_BLOCK, by sm90_gemm alone: D is rounded to `dtype`,
+     * and its rows become E4M3 codes with an F32 scale for each block of 128, as dw_block_quantize makes them with
+     * DW_SCALE_AMAX. `d` has the codes, each row followed by zeros up to a multiple of 32; its stride is that of bytes.
+     * scales_d has [blocks of a row][m] numbers. DW_SCHEME_MXFP8, or 0: the MXFP8 of Blackwell. `struct_size` may end
+     * before this member; all are then NULL or 0. */
+    dw_scheme scheme_d;
+    /* fp8-block: the same of D transposed, for a GEMM whose contraction runs over D's rows: n rows of m codes, which are
+     * not those of `d`, because their blocks are others. data NULL: not wanted. */
+    dw_matrix turned_d;
+    float *turned_scales_d; /* [blocks of m][n] */
+    /* fp8-block: receives D itself, m x n elements of `dtype`. data NULL: not stored. */
+    dw_matrix plain_d;
 } dw_gemm;
 
 /* ---- calls ---------------------------------------------------------------------------------- */

@@ -57,7 +57,7 @@ typedef struct dw__struct {
     const char *name; /* "dw_gemm" */
     size_t bytes;
     /* Sizes that it had in earlier versions and that are still accepted; 0: none. Members are only ever appended. */
-    size_t older[3];
+    size_t older[4];
 } dw__struct;
 /* Copies the caller's structure to `copy`, with zeros for members that an older one lacks. `copy` may be NULL if there
  * are no older sizes. DW_INVALID_ARGUMENT: `given` is NULL, or its struct_size is none of these. */

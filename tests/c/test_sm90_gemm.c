@@ -465,6 +465,197 @@ static void mistakes_with_rows_are_reported(void **state) {
     close_run(&r);
 }
 
+/* ---- codes of D --------------------------------------------------------------------------------------- */
+
+/* Codes of fp8-block of D's rows or, if `turned`, of its columns, with every byte of their memory. */
+typedef struct block_codes {
+    int lines, count, row, blocks; /* codes of a line, bytes with zeros, scales */
+    matrix codes, scales;
+} block_codes;
+
+static void place_block_codes(block_codes *b, const dw_device *device, int lines, int count) {
+    *b = (block_codes){.lines = lines, .count = count, .row = (int)dw__gemm_code_row(count)};
+    b->blocks = (count + DW_FP8_BLOCK_SIDE - 1) / DW_FP8_BLOCK_SIDE;
+    place(&b->codes, device, lines, b->row, MATRIX_E4M3);
+    place(&b->scales, device, 1, b->blocks * lines, MATRIX_F32);
+    send(&b->codes, device);
+    send(&b->scales, device);
+}
+static void take_block_codes(block_codes *b, const dw_device *device) {
+    take_away(&b->codes, device);
+    take_away(&b->scales, device);
+}
+
+/* Compares every byte with those that dw_block_quantize makes of the numbers of D. */
+static void check_block_codes(block_codes *b, const dw_device *device, const matrix *d, int axis) {
+    dw_block_options options = DW_BLOCK_OPTIONS_DEFAULT;
+    dw_block_layout layout = {0};
+    const size_t count = (size_t)d->rows * (size_t)d->columns;
+    float *numbers = calloc(count, sizeof *numbers);
+    unsigned char *codes, *found = b->codes.host;
+    float *scales;
+    options.scheme = DW_SCHEME_FP8_BLOCK;
+    options.axis = axis;
+    assert_int_equal(dw_block_layout_of(&options, d->rows, d->columns, &layout), DW_OK);
+    codes = calloc(1, layout.code_bytes);
+    scales = calloc(1, layout.scale_bytes);
+    assert_true(numbers && codes && scales);
+    for (int i = 0; i < d->rows; i++)
+        for (int j = 0; j < d->columns; j++)
+            numbers[(size_t)i * (size_t)d->columns + (size_t)j] = (float)get(d, i, j);
+    assert_int_equal(
+        dw_block_quantize(&options, d->rows, d->columns, numbers, d->columns, codes, 0, scales),
+        DW_OK);
+    fetch(&b->codes, device);
+    fetch(&b->scales, device);
+    for (int line = 0; line < b->lines; line++) {
+        for (int j = 0; j < b->row; j++) {
+            const int at = (int)((size_t)line * b->codes.pitch) + j,
+                      expected = j < b->count
+                                     ? codes[(size_t)line * (size_t)layout.row_bytes + (size_t)j]
+                                     : 0;
+            if (found[at] != expected)
+                fail_msg("%s %d of %d x %d, code %d is %d, not %d", axis ? "row" : "column", line,
+                         d->rows, d->columns, j, found[at], expected);
+        }
+        for (int block = 0; block < b->blocks; block++) {
+            float scale = (float)get(&b->scales, 0, block * b->lines + line),
+                  expected = scales[(size_t)line * (size_t)layout.scale_cols + (size_t)block];
+            if (memcmp(&scale, &expected, sizeof scale) != 0 && !(isnan(scale) && isnan(expected)))
+                fail_msg("%s %d of %d x %d, block %d has the scale %g, not %g",
+                         axis ? "row" : "column", line, d->rows, d->columns, block, (double)scale,
+                         (double)expected);
+        }
+        expect_untouched(&b->codes, line);
+    }
+    expect_untouched(&b->scales, 0);
+    free(numbers), free(codes), free(scales);
+}
+
+/* What makes blocks special: zeros, an infinity, a NaN, and magnitudes for which the codes need division. F16 has no such
+ * magnitudes. */
+static void set_special_rows(run *r) {
+    const int m = r->a.rows, k = r->a.columns;
+    for (int j = 0; j < k; j++) {
+        set(&r->a, 1, j, 0.0f);
+        if (r->problem->f16) continue;
+        set(&r->a, 4, j, 1e-36f * (float)get(&r->a, 4, j));
+        set(&r->a, 5, j, 3e-38f * (float)get(&r->a, 5, j));
+        set(&r->a, 6, j, 1e36f * (float)get(&r->a, 6, j));
+        for (int i = 128; i < 250 && i < m; i++) set(&r->a, i, j, 1e-30f * (float)get(&r->a, i, j));
+        for (int i = 256; i < 384 && i < m; i++) set(&r->a, i, j, 0.0f);
+    }
+    if (m > 384) return; /* the columns of the last rows are special by size alone */
+    set(&r->a, 2, 0, INFINITY);
+    set(&r->a, 3, k / 2, NAN);
+}
+
+/* The run's call with codes of D's rows, and, if they are wanted, of its columns and D itself. */
+static dw_gemm coded_call(const run *r, const dw_device *device, block_codes *rows,
+                          block_codes *columns, bool turned, bool plain) {
+    const problem *p = r->problem;
+    dw_gemm call = r->call;
+    place_block_codes(rows, device, p->m, p->n);
+    place_block_codes(columns, device, p->n, p->m);
+    call.quantized_d = 1;
+    call.scheme_d = DW_SCHEME_FP8_BLOCK;
+    call.d = matrix_of(&rows->codes);
+    call.scales_d = rows->scales.device;
+    if (turned) call.turned_d = matrix_of(&columns->codes);
+    if (turned) call.turned_scales_d = columns->scales.device;
+    if (plain) call.plain_d = r->call.d;
+    return call;
+}
+
+static void codes_of_d_are_those_of_a_pass(void **state) {
+    static const struct {
+        problem p;
+        bool special;
+    } cases[] = {
+        {{.m = 300, .n = 290, .k = 200}, false}, /* two SMs: blocks compute several tiles */
+        {{.m = 129, .n = 33, .k = 64, .f16 = true, .bias = true}, false},
+        {{.m = 300, .n = 135, .k = 72, .bias = true, .activation = DW_ACTIVATION_SWIGLU}, false},
+        {{.m = 7, .n = 257, .k = 459, .bias = true, .activation = DW_ACTIVATION_GELU}, false},
+        {{.m = 300, .n = 513, .k = 72, .row_scale = true}, true},
+        {{.m = 400, .n = 300, .k = 72}, true},
+        {{.m = 20, .n = 40, .k = 72, .f16 = true, .activation = DW_ACTIVATION_GELU_TANH}, true},
+        {{.m = 70, .n = 9, .k = 0, .bias = true}, false},
+    };
+    const dw_device *device = device_named(gpu);
+    (void)state;
+    need_compiler();
+    dw__context few = few_sms();
+    for (size_t i = 0; i < DW_COUNT(cases); i++) {
+        problem p = cases[i].p;
+        p.seed = 120 + i;
+        run r;
+        open_run(&p, device, &r);
+        if (cases[i].special) set_special_rows(&r);
+        send(&r.a, device);
+        for (int form = 3; form >= 0; form--) { /* 1: turned, 2: D itself, whose bits come first */
+            block_codes rows, columns;
+            const dw__variant *variant;
+            const dw_gemm call = coded_call(&r, device, &rows, &columns, form & 1, form & 2);
+            assert_int_equal(dw__gemm_check(&call, true), DW_OK);
+            if (dw__sm90_gemm.prepare(&dw__sm90_gemm, &call, &few, &variant) != DW_OK ||
+                dw__sm90_gemm.enqueue(&call, &few, variant) != DW_OK)
+                fail_msg("%s", dw_last_error());
+            if (form == 3 && !cases[i].special) check(&p, &r);
+            fetch(&r.d, device);
+            check_block_codes(&rows, device, &r.d, 1);
+            if (form & 1) check_block_codes(&columns, device, &r.d, 0);
+            take_block_codes(&rows, device);
+            take_block_codes(&columns, device);
+        }
+        close_run(&r);
+    }
+}
+
+static void mistakes_with_codes_are_reported(void **state) {
+    static const problem p = {.m = 30, .n = 40, .k = 64, .seed = 3};
+    run r;
+    (void)state;
+    need_compiler();
+    open_run(&p, device_named(gpu), &r);
+    dw_gemm good = r.call;
+    good.row_squares = NULL;
+    good.quantized_d = 1;
+    good.scheme_d = DW_SCHEME_FP8_BLOCK;
+    good.d.stride = 64;
+    assert_int_equal(dw_gemm_supported(&good), DW_OK);
+    dw_gemm call = good;
+    assert_int_equal(dw_gemm_run(&call), DW_INVALID_ARGUMENT);
+    assert_non_null(strstr(dw_last_error(), "scales_d is NULL"));
+    call.d.stride = 48; /* rows of 40 codes end with zeros up to 64 */
+    expect_failure(&r, &call, DW_INVALID_ARGUMENT, "the rows of D are 48 bytes apart and 64 long");
+    call = good;
+    call.scheme_d = DW_SCHEME_NVFP4;
+    expect_failure(&r, &call, DW_UNSUPPORTED, "scheme_d is nvfp4; expected mxfp8 or fp8-block");
+    call = good;
+    call.scheme_d = DW_SCHEME_MXFP8;
+    expect_failure(&r, &call, DW_UNSUPPORTED, "D of BF16, F16, F32 or fp8-block");
+    call.plain_d = call.d;
+    expect_failure(&r, &call, DW_INVALID_ARGUMENT, "plain_d is not NULL");
+    call = good;
+    call.residual = r.call.d;
+    expect_failure(&r, &call, DW_UNSUPPORTED, "D is quantized, and there is a residual");
+    call = good;
+    call.row_squares = r.row_squares.device;
+    expect_failure(&r, &call, DW_UNSUPPORTED, "row_squares");
+    call = good;
+    call.turned_d = (dw_matrix){r.d.device, 16};
+    expect_failure(&r, &call, DW_INVALID_ARGUMENT, "turned_d are 16 bytes apart and 32 long");
+    call = good;
+    call.device = device_named("emulator:sm_100a");
+    expect_failure(&r, &call, DW_UNSUPPORTED, "scheme_d fp8-block is for sm90_gemm");
+    /* The members before came first. */
+    call = r.call;
+    call.struct_size = offsetof(dw_gemm, scheme_d);
+    call.scheme_d = DW_SCHEME_NVFP4;
+    assert_int_equal(dw_gemm_supported(&call), DW_OK);
+    close_run(&r);
+}
+
 /* ---- the first-use check ----------------------------------------------------------------------------- */
 
 static const problem small_one = {.m = 67, .n = 41, .k = 129, .bias = true, .seed = 4};
@@ -498,11 +689,58 @@ static void keep_correct(void) {
     r.device->release(r.call.workspace, r.call.workspace_bytes);
     close_run(&r);
 }
+/* D becomes codes in both directions, and is stored. */
+static void keep_correct_codes(void) {
+    const dw_device *device = device_named(gpu);
+    block_codes rows, columns;
+    run r;
+    open_run(&small_one, device, &r);
+    dw_gemm call = coded_call(&r, device, &rows, &columns, true, true);
+    if (dw_gemm_run(&call) != DW_OK) fail_msg("%s", dw_last_error());
+    REQUIRE(lines == 0);
+    check(&small_one, &r);
+    check_block_codes(&rows, device, &r.d, 1);
+    check_block_codes(&columns, device, &r.d, 0);
+    close_run(&r);
+}
+
 static void correct_kernels_pass(void **state) {
     (void)state;
     need_compiler();
     in_child(keep_correct);
+    in_child(keep_correct_codes);
 }
+
+/* A wrong kernel of codes is refused: nothing else makes them. */
+static void keep_wrong_codes(const char *right, const char *wrong) {
+    const dw_device *device = device_named(gpu);
+    block_codes rows, columns;
+    run r;
+    dw__text source = {0};
+    void *image;
+    size_t bytes;
+    open_run(&small_one, device, &r);
+    dw_gemm made = coded_call(&r, device, &rows, &columns, true, true);
+    const dw__gemm_groups_call call = {.gemm = made, .groups = {.count = 1}};
+    const dw__sm90_shape shape = dw__sm90_shape_of(&call, 132);
+    const dw__jit_variant variant = dw__sm90_variant(&shape);
+    REQUIRE(dw__jit_expand(variant.source, &source) == DW_OK);
+    char *const at = strstr(source.text, right);
+    REQUIRE(at && strlen(right) == strlen(wrong));
+    memcpy(at, wrong, strlen(wrong));
+    REQUIRE(dw__jit_compile(&variant, &source, DW__JIT_PTX, NULL, &image, &bytes, NULL) == DW_OK);
+    dw__text_free(&source);
+    carry(name_of(&variant), image);
+    REQUIRE(dw_gemm_run(&made) == DW_UNSUPPORTED && lines == 1);
+    REQUIRE(strstr(logged, "its GEMMs are refused"));
+    close_run(&r);
+}
+/* Words in another order; codes of columns 8 rows lower; the divisor of another row. */
+static void keep_wrong_order(void) { keep_wrong_codes("0x5410), __byte", "0x1054), __byte"); }
+static void keep_wrong_columns(void) {
+    keep_wrong_codes("upper, lower, 0x6420", "lower, upper, 0x6420");
+}
+static void keep_wrong_rows(void) { keep_wrong_codes("2 * block + half;", "2 * block + 0000;"); }
 
 /* Stages are read before they have arrived: the kernel is refused, the reference computes the call, and the log says so
  * once. */
@@ -535,6 +773,9 @@ static void wrong_kernels_are_rejected(void **state) {
     (void)state;
     need_compiler();
     in_child(keep_without_wait);
+    in_child(keep_wrong_order);
+    in_child(keep_wrong_columns);
+    in_child(keep_wrong_rows);
 }
 
 /* ---- selection ------------------------------------------------------------------------------------------- */
@@ -629,6 +870,8 @@ int main(void) {
         cmocka_unit_test(each_tile_is_right),
         cmocka_unit_test(residual_may_be_d),
         cmocka_unit_test(tile_fits_the_call),
+        cmocka_unit_test(codes_of_d_are_those_of_a_pass),
+        cmocka_unit_test(mistakes_with_codes_are_reported),
         cmocka_unit_test(blocks_share_tiles),
         cmocka_unit_test(clusters_share_tiles),
         cmocka_unit_test(workspace_is_optional),

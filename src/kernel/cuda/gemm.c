@@ -18,7 +18,8 @@ static const int64_t most_stride_bytes = ((int64_t)1 << 40) - 16;
 const char *dw__gemm_describe(const void *call, char *text, size_t bytes) {
     const dw_gemm *c = call;
     static const char *const activations[] = {"", ", gelu", ", gelu by tanh", ", swiglu"};
-    const char *to = c->quantized_d ? dw_scheme_name(DW_SCHEME_MXFP8) : dw_dtype_name(c->output);
+    const char *to =
+        c->quantized_d ? dw_scheme_name(dw__gemm_scheme_d(c)) : dw_dtype_name(c->output);
     char operands[96];
     if (c->quantized)
         snprintf(operands, sizeof operands, "%s x %s to %s", dw_scheme_name(c->scheme_a),
@@ -40,10 +41,10 @@ int64_t dw__gemm_row_units(const dw_gemm *c) {
 }
 
 dw_status dw__gemm_read(const dw_gemm *given, dw_gemm *call) {
-    static const dw__struct known = {
-        "dw_gemm",
-        sizeof *call,
-        {offsetof(dw_gemm, quantized), offsetof(dw_gemm, kernel), offsetof(dw_gemm, row_scale)}};
+    static const dw__struct known = {"dw_gemm",
+                                     sizeof *call,
+                                     {offsetof(dw_gemm, quantized), offsetof(dw_gemm, kernel),
+                                      offsetof(dw_gemm, row_scale), offsetof(dw_gemm, scheme_d)}};
     return dw__struct_read(&known, given, call);
 }
 
@@ -80,7 +81,24 @@ static bool is_mxfp8(dw_scheme scheme) {
     return scheme == DW_SCHEME_MXFP8 || scheme == DW_SCHEME_MXFP8_E5M2;
 }
 
+/* What the codes of D may be, and what only codes of fp8-block have. */
+static dw_status check_scheme_d(const dw_gemm *c) {
+    const bool blocks = dw__gemm_has_blocks_d(c);
+    if (c->quantized_d && !blocks && dw__gemm_scheme_d(c) != DW_SCHEME_MXFP8)
+        return dw__fail(DW_UNSUPPORTED, "GEMM: scheme_d is %s; expected mxfp8 or fp8-block",
+                        dw_scheme_name(c->scheme_d));
+    if (!blocks && (c->turned_d.data || c->turned_scales_d || c->plain_d.data))
+        return dw__fail(DW_INVALID_ARGUMENT,
+                        "GEMM: %s is not NULL; expected NULL, or quantized_d 1 and scheme_d "
+                        "fp8-block",
+                        c->plain_d.data    ? "plain_d"
+                        : c->turned_d.data ? "turned_d"
+                                           : "turned_scales_d");
+    return DW_OK;
+}
+
 static dw_status check_schemes(const dw_gemm *c) {
+    DW_RETURN_IF_FAILED(check_scheme_d(c));
     if (c->quantized_d && c->residual.data)
         return dw__fail(DW_UNSUPPORTED,
                         "GEMM: D is quantized, and there is a residual, which no kernel adds "
@@ -112,7 +130,11 @@ static dw_status check_rows(const dw_gemm *c) {
     return DW_OK;
 }
 
-dw_status dw__gemm_refuse_rows(const dw_gemm *c) {
+dw_status dw__gemm_refuse_sm90(const dw_gemm *c) {
+    if (dw__gemm_has_blocks_d(c))
+        return dw__fail(DW_UNSUPPORTED,
+                        "scheme_d fp8-block is for sm90_gemm (H100, H200) alone; expected mxfp8, "
+                        "or quantize D by yourself");
     if (!c->row_scale && !c->row_squares) return DW_OK;
     return dw__fail(DW_UNSUPPORTED,
                     "%s is for sm90_gemm (H100, H200) alone; expected NULL: run the norm apart",
@@ -125,6 +147,7 @@ static dw_status check_addresses(const dw_gemm *c, bool launching) {
     const dw__address all[] = {
         {"bias", c->bias, dw_dtype_bytes(c->dtype), false},
         {"scales_d", c->quantized_d ? c->scales_d : NULL, 16, c->quantized_d && launching},
+        {"turned_scales_d", c->turned_scales_d, 4, c->turned_d.data && launching},
         {"scales_a", c->quantized ? c->scales_a : NULL, 16, read},
         {"scales_b", c->quantized ? c->scales_b : NULL, 16, read},
         {"factor_a", c->quantized ? c->factor_a : NULL, 4, false},
@@ -155,6 +178,16 @@ static dw_status check_matrix(const dw_matrix *x, const char *name, int64_t rows
     return DW_OK;
 }
 
+/* Codes of fp8-block have padded rows. */
+static dw_status check_blocks_d(const dw_gemm *c, bool launching) {
+    const int64_t row = dw__gemm_code_row(c->n), column = dw__gemm_code_row(c->m);
+    DW_RETURN_IF_FAILED(check_matrix(&c->d, "D", c->m, row, 1, launching));
+    if (c->turned_d.data)
+        DW_RETURN_IF_FAILED(check_matrix(&c->turned_d, "turned_d", c->n, column, 1, launching));
+    if (!c->plain_d.data) return DW_OK;
+    return check_matrix(&c->plain_d, "plain_d", c->m, c->n, dw_dtype_bytes(c->dtype), launching);
+}
+
 dw_status dw__gemm_check_turned(const dw_gemm *c, dw__gemm_turned turned, bool launching) {
     DW_RETURN_IF_FAILED(check_types(c));
     DW_RETURN_IF_FAILED(check_schemes(c));
@@ -169,7 +202,9 @@ dw_status dw__gemm_check_turned(const dw_gemm *c, dw__gemm_turned turned, bool l
                                      turned.a ? rows[0] : units, width, launching));
     DW_RETURN_IF_FAILED(check_matrix(&c->b, "B", turned.b ? units : rows[1],
                                      turned.b ? rows[1] : units, width, launching));
-    DW_RETURN_IF_FAILED(check_matrix(&c->d, "D", c->m, c->n, width_d, launching));
+    DW_RETURN_IF_FAILED(dw__gemm_has_blocks_d(c)
+                            ? check_blocks_d(c, launching)
+                            : check_matrix(&c->d, "D", c->m, c->n, width_d, launching));
     if (c->residual.data)
         DW_RETURN_IF_FAILED(
             check_matrix(&c->residual, "the residual", c->m, c->n, width_d, launching));
@@ -592,7 +627,7 @@ const dw__kernel *dw__gemm_kernel_on(const dw_gemm *call, int capability) {
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     DW_RETURN_IF_FAILED(dw__gemm_check(call, false));
-    DW_RETURN_IF_FAILED(dw__gemm_refuse_rows(call));
+    DW_RETURN_IF_FAILED(dw__gemm_refuse_sm90(call));
     if (!dw__gpu_is_blackwell(gpu->capability))
         return dw__fail(DW_TYPE, "its kernels are for sm_100f (B200, B300), not for %s", gpu->name);
     if (dw__gemm_kernel_on(call, gpu->capability) == kernel) return DW_OK;
@@ -722,7 +757,7 @@ const dw__kernel dw__reference_gemm = {
 dw_status dw__gemm_choose(const void *call, int capability, const dw__kernel **kernel) {
     *kernel = dw__gemm_kernel_on(call, capability);
     if (capability == 90) return dw__sm90_check_types(call);
-    if (dw__gpu_has_kernels(capability)) return dw__gemm_refuse_rows(call);
+    if (dw__gpu_has_kernels(capability)) return dw__gemm_refuse_sm90(call);
     return dw__fail(DW_UNSUPPORTED,
                     "these kernels are for 9.0 (H100, H200), 10.0 and 10.3 (B200, B300) and 12.0 "
                     "(RTX 50, RTX PRO); use PyTorch's own GEMM on this GPU");

@@ -12,14 +12,22 @@ typedef struct work {
     double flops, bytes;
 } work;
 
+/* Codes of fp8-block and their scales, in either direction, and D itself, for each of D's rows. */
+static double bytes_of_blocks(const dw_gemm *c, double m, double n) {
+    return n + 4.0 * ceil(n / 128.0) +
+           (c->turned_d.data ? n + 4.0 * n * ceil(m / 128.0) / m : 0.0) +
+           (c->plain_d.data ? n * (double)dw_dtype_bytes(c->dtype) : 0.0);
+}
+
 static work work_of(const dw_gemm *c) {
     const double m = (double)c->m, n = (double)c->n, k = (double)c->k,
                  rows_b = (double)dw__gemm_rows_b(c), width = (double)dw_dtype_bytes(c->dtype);
     const double row = c->quantized ? (double)dw__gemm_row_units(c) +
                                           ceil(k / dw_scheme_describe(c->scheme_a)->block)
                                     : width * k,
-                 of_d = m * (c->quantized_d ? n + ceil(n / 32.0)
-                                            : n * (double)dw_dtype_bytes(c->output));
+                 of_d = m * (dw__gemm_has_blocks_d(c) ? bytes_of_blocks(c, m, n)
+                             : c->quantized_d         ? n + ceil(n / 32.0)
+                                                      : n * (double)dw_dtype_bytes(c->output));
     return (work){2.0 * m * rows_b * k, row * (m + rows_b) + (c->bias ? width * rows_b : 0.0) +
                                             of_d * (c->residual.data ? 2.0 : 1.0)};
 }
@@ -72,7 +80,7 @@ static bool is_dense(const dw_gemm *c) { return !c->quantized && !c->quantized_d
 static dw_status cublas_supports(const dw__kernel *kernel, const void *call,
                                  const dw__gpu_target *gpu) {
     (void)kernel, (void)gpu;
-    if (is_dense(call)) return dw__gemm_refuse_rows(call);
+    if (is_dense(call)) return dw__gemm_refuse_sm90(call);
     return dw__fail(DW_UNSUPPORTED, "nothing in the library brings codes and block scales to it");
 }
 

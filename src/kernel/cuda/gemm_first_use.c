@@ -11,7 +11,8 @@ enum {
     PAD = 8,
     SEED = 2026,
     MOST_GROUPS = 4,
-    BLOCK = 32,    /* elements of D with one scale */
+    BLOCK = 32, /* elements of D with one scale */
+    FP8_BLOCK = DW_FP8_BLOCK_SIDE,
     NO_SCALE = 127 /* the code of a scale of 1 */
 };
 #define CODES DW_E4M3 /* D's codes; bytes of other codes, too */
@@ -28,6 +29,9 @@ typedef enum part {
     D,
     SCALES_D,
     ROW_SQUARES,
+    TURNED_D,
+    TURNED_SCALES_D,
+    PLAIN_D,
     PARTS,
     VALUES = SCALES_A /* the parts before it have numbers in `values` */
 } part;
@@ -140,6 +144,20 @@ static dw_status add_codes(dw__trial *t, part which, int rows, int columns, dw_s
     return DW_OK;
 }
 
+static int fp8_blocks(int elements) { return (elements + FP8_BLOCK - 1) / FP8_BLOCK; }
+
+/* Adds the results of a call whose D becomes codes of fp8-block. */
+static dw_status add_blocks_d(dw__trial *t, const state *s) {
+    const int m = (int)s->call.m, n = (int)s->call.n, scales = fp8_blocks(n) * m,
+              turned_scales = fp8_blocks(m) * n;
+    DW_RETURN_IF_FAILED(add_part(t, D, m, n, (int)dw__gemm_code_row(n), CODES));
+    DW_RETURN_IF_FAILED(add_part(t, SCALES_D, 1, scales, scales, DW_F32));
+    if (s->given.plain_d) DW_RETURN_IF_FAILED(add_part(t, PLAIN_D, m, n, n, s->call.dtype));
+    if (!s->given.turned_d) return DW_OK;
+    DW_RETURN_IF_FAILED(add_part(t, TURNED_D, n, m, (int)dw__gemm_code_row(m), CODES));
+    return add_part(t, TURNED_SCALES_D, 1, turned_scales, turned_scales, DW_F32);
+}
+
 static dw_status add_operands(dw__trial *t, const state *s) {
     const dw_gemm *c = &s->call;
     const int m = (int)c->m, n = (int)c->n, k = (int)c->k, rows_b = (int)dw__gemm_rows_b(c),
@@ -156,6 +174,7 @@ static dw_status add_operands(dw__trial *t, const state *s) {
     if (s->given.row_factors) DW_RETURN_IF_FAILED(add_numbers(t, ROW_FACTORS, 1, m, DW_F32, false));
     if (s->given.row_squares) DW_RETURN_IF_FAILED(add_part(t, ROW_SQUARES, 1, m, m, DW_F32));
     if (s->given.residual) DW_RETURN_IF_FAILED(add_numbers(t, RESIDUAL, m, n, c->output, false));
+    if (dw__gemm_has_blocks_d(c)) return add_blocks_d(t, s);
     DW_RETURN_IF_FAILED(add_part(t, D, m, n, n, c->quantized_d ? CODES : c->output));
     if (!c->quantized_d) return DW_OK;
     const int scales = (int)dw_scales_swizzled_bytes(m, (n + BLOCK - 1) / BLOCK);
@@ -233,6 +252,9 @@ static dw_status prepare(dw__trial *t) {
     c->scales_a = device_of(s, SCALES_A);
     c->scales_b = device_of(s, SCALES_B);
     c->scales_d = device_of(s, SCALES_D);
+    if (s->given.plain_d) c->plain_d = matrix_of(s, PLAIN_D);
+    if (s->given.turned_d) c->turned_d = matrix_of(s, TURNED_D);
+    c->turned_scales_d = device_of(s, TURNED_SCALES_D);
     c->factor_a = device_of(s, FACTORS);
     c->factor_b = c->factor_a + 1;
     c->row_scale = device_of(s, ROW_FACTORS);
@@ -390,6 +412,99 @@ static bool is_untouched(const region *d, int row, char *text, size_t bytes) {
     return true;
 }
 
+/* Rounds to D's type. */
+static float rounded_d(const state *s, double x) {
+    float value;
+    dw__trial_set(&value, s->call.dtype, 0, (float)x);
+    return dw__trial_get(&value, s->call.dtype, 0);
+}
+
+/* Returns the value of the code of a number with a scale of fp8-block. */
+static double block_code(const state *s, double x, float scale) {
+    const float number = rounded_d(s, x), quotient = scale == 0.0f ? 0.0f : number / scale;
+    return (double)dw__decode_one(
+        DW_E4M3, dw__encode_one(DW_E4M3, quotient, DW_OVERFLOW_SATURATE, DW_ROUND_NEAREST, 0));
+}
+
+/* Checks the codes and the scale of a block of fp8-block: of a row of D, or of a column in the codes of D transposed. As
+ * in block_is_right, all must lie between those of the ends of each element's interval. */
+static bool fp8_block_is_right(const state *s, part codes_of, int line, int block, char *text,
+                               size_t bytes) {
+    enum { LARGEST = 448 };
+    const bool turned = codes_of == TURNED_D;
+    const region *codes = &s->parts[codes_of];
+    const int first = block * FP8_BLOCK, left = codes->columns - first,
+              count = left < FP8_BLOCK ? left : FP8_BLOCK;
+    const float scale = get(&s->parts[turned ? TURNED_SCALES_D : SCALES_D],
+                            (size_t)block * (size_t)codes->rows + (size_t)line);
+    expected x[FP8_BLOCK];
+    double least = 0.0, most = 0.0;
+    for (int j = 0; j < count; j++) {
+        x[j] = turned ? expected_at(s, first + j, line) : expected_at(s, line, first + j);
+        least = fmax(least, fabs(x[j].value) - x[j].error);
+        most = fmax(most, fabs(x[j].value) + x[j].error);
+    }
+    const float scale_least = rounded_d(s, least) / LARGEST,
+                scale_most = rounded_d(s, most) / LARGEST;
+    if (!(scale >= scale_least && scale <= scale_most)) {
+        snprintf(text, bytes, "the scale of %s %d of D, block %d is %g, expected %g to %g",
+                 turned ? "column" : "row", line, block, (double)scale, (double)scale_least,
+                 (double)scale_most);
+        return false;
+    }
+    for (int j = 0; j < count; j++) {
+        const float value = get(codes, (size_t)line * (size_t)codes->pitch + (size_t)(first + j));
+        if ((double)value >= block_code(s, x[j].value - x[j].error, scale) &&
+            (double)value <= block_code(s, x[j].value + x[j].error, scale))
+            continue;
+        snprintf(text, bytes, "the code of %s %d of D, element %d is %g, expected %g / %g",
+                 turned ? "column" : "row", line, first + j, (double)value, x[j].value,
+                 (double)scale);
+        return false;
+    }
+    return true;
+}
+
+/* Checks the codes of one direction: zeros complete each row, and nothing is written behind it or behind the scales. */
+static bool blocks_are_right(const state *s, part codes_of, char *text, size_t bytes) {
+    const region *codes = &s->parts[codes_of],
+                 *scales = &s->parts[codes_of == D ? SCALES_D : TURNED_SCALES_D];
+    const unsigned char *all = codes->memory->host;
+    const int padded = (int)dw__gemm_code_row(codes->columns);
+    for (int line = 0; line < codes->rows; line++) {
+        for (int block = 0; block < fp8_blocks(codes->columns); block++)
+            if (!fp8_block_is_right(s, codes_of, line, block, text, bytes)) return false;
+        for (int j = codes->columns; j < codes->pitch; j++) {
+            const int found = all[(size_t)line * (size_t)codes->pitch + (size_t)j];
+            if (found == (j < padded ? 0 : 0xff)) continue;
+            snprintf(text, bytes, "behind the codes of %s %d of D, at %d, is %d, expected %s",
+                     codes_of == D ? "row" : "column", line, j, found,
+                     j < padded ? "0" : "nothing written");
+            return false;
+        }
+    }
+    return is_untouched(scales, 0, text, bytes);
+}
+
+/* Checks D itself, where it is stored beside its codes. */
+static bool plain_is_right(const state *s, char *text, size_t bytes) {
+    const region *d = &s->parts[PLAIN_D];
+    for (int row = 0; row < d->rows; row++) {
+        for (int column = 0; column < d->columns; column++) {
+            const float value = get(d, (size_t)row * (size_t)d->pitch + (size_t)column);
+            const expected x = expected_at(s, row, column);
+            if (value >= rounded_d(s, x.value - x.error) &&
+                value <= rounded_d(s, x.value + x.error))
+                continue;
+            snprintf(text, bytes, "D[%d][%d] is %g, expected %g within %.2g before rounding", row,
+                     column, (double)value, x.value, x.error);
+            return false;
+        }
+        if (!is_untouched(d, row, text, bytes)) return false;
+    }
+    return true;
+}
+
 /* Checks the scales outside D: zeros in incomplete tiles, and nothing behind the last tile. */
 static bool scales_end(const state *s, char *text, size_t bytes) {
     const region *d = &s->parts[D], *p = &s->parts[SCALES_D];
@@ -433,6 +548,10 @@ static bool squares_are_right(const state *s, char *text, size_t bytes) {
 static bool agrees(const dw__trial *t, char *text, size_t bytes) {
     const state *s = t->state;
     const region *d = &s->parts[D];
+    if (dw__gemm_has_blocks_d(&s->call))
+        return blocks_are_right(s, D, text, bytes) &&
+               (!s->given.turned_d || blocks_are_right(s, TURNED_D, text, bytes)) &&
+               (!s->given.plain_d || plain_is_right(s, text, bytes));
     for (int row = 0; row < d->rows; row++) {
         for (int block = 0; block * BLOCK < d->columns; block++)
             if (!block_is_right(s, row, block, text, bytes)) return false;

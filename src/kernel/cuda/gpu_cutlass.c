@@ -34,7 +34,7 @@ static dw_status check_gemm(const dw_gemm *c, const dw_cutlass_kernel *kernel) {
         return dw__fail(DW_UNSUPPORTED,
                         "%s adds a residual, and has no bias and no activation; Deepwell's own has",
                         kernel->name);
-    DW_RETURN_IF_FAILED(dw__gemm_refuse_rows(c));
+    DW_RETURN_IF_FAILED(dw__gemm_refuse_sm90(c));
     return check_sizes(kernel, c->n, c->k);
 }
 

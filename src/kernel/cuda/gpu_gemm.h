@@ -4,6 +4,7 @@
 
 #include "common/data_error.h"
 #include "common/gemm_groups.h"
+#include "common/scale_layout.h"
 #include "deepwell/gemm.h"
 #include "kernel/gpu_kernel.h"
 #include "kernel/library/cutlass.h"
@@ -78,6 +79,19 @@ static inline dw_scheme dw__gemm_scheme_a(const dw_gemm *call) {
 }
 static inline dw_scheme dw__gemm_scheme_b(const dw_gemm *call) {
     return call->quantized ? call->scheme_b : DW_SCHEME_BF16;
+}
+
+/* The scheme of D's codes. */
+static inline dw_scheme dw__gemm_scheme_d(const dw_gemm *call) {
+    return call->scheme_d == DW_SCHEME_BF16 ? DW_SCHEME_MXFP8 : call->scheme_d;
+}
+/* Whether D becomes codes of fp8-block. */
+static inline bool dw__gemm_has_blocks_d(const dw_gemm *call) {
+    return call->quantized_d && call->scheme_d == DW_SCHEME_FP8_BLOCK;
+}
+/* Bytes of a row of codes of fp8-block, with the zeros behind them. */
+static inline int64_t dw__gemm_code_row(int64_t codes) {
+    return (codes + DW_CODE_ROW - 1) / DW_CODE_ROW * DW_CODE_ROW;
 }
 
 /* Returns the length of a row of A and B in the unit of dw_matrix.stride: elements, or bytes of codes. */
@@ -217,7 +231,8 @@ typedef union dw__sm90_shape {
         bool split : 1;                        /* SPLIT of sm90_gemm.cu */
         uint64_t gather : 2;                   /* GATHER of sm90_gather_params.h */
         bool scatter : 1, weighted : 1;
-        uint64_t unused : 10;
+        bool coded : 1, coded_turned : 1, coded_d : 1; /* CODED of sm90_gemm.cu */
+        uint64_t unused : 7;
     };
     uint64_t params; /* of dw__variant */
 } dw__sm90_shape;
@@ -297,8 +312,8 @@ dw_status dw__sm90_rope_source(const dw__sm90_rope_form *form, dw_dtype dtype, d
 
 /* ---- graph_gemm.c, segment_gemm.c: calls of the graph's operations ------------------------------- */
 
-/* DW_UNSUPPORTED: the call has factors or sums of squares of rows. */
-dw_status dw__gemm_refuse_rows(const dw_gemm *call); /* gemm.c */
+/* DW_UNSUPPORTED: the call has what sm90_gemm alone computes: factors or sums of squares of rows, codes of fp8-block. */
+dw_status dw__gemm_refuse_sm90(const dw_gemm *call); /* gemm.c */
 
 /* Makes the call of a linear layer or matmul, or of segment_linear and its gradient. False: operands lie in a way that no
  * GEMM kernel reads. */
@@ -375,6 +390,7 @@ extern const dw__kernel dw__cutlass_gemm, dw__cutlass_grouped_gemm;
 typedef struct dw__gemm_case {
     dw_gemm call;
     bool bias, residual, row_factors, row_squares;
+    bool turned_d, plain_d; /* with codes of fp8-block */
     dw__gemm_turned turned;
     int sm_count; /* so few SMs that each block processes several tiles */
     /* groups 1 without `rows`: a GEMM. Otherwise the number of groups, which have m rows of A together; each group has

@@ -274,7 +274,7 @@ dw_status dw__sm120_supports(const dw_gemm *call, dw__gemm_turned turned,
 
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     DW_RETURN_IF_FAILED(dw__sm120_supports(call, (dw__gemm_turned){false, false}, gpu));
-    DW_RETURN_IF_FAILED(dw__gemm_refuse_rows(call));
+    DW_RETURN_IF_FAILED(dw__gemm_refuse_sm90(call));
     if (dw__gemm_kernel_on(call, 120) == kernel) return DW_OK;
     return dw__fail(DW_TYPE, "%s multiplies %s", kernel->name, kernel->elements);
 }

@@ -36,6 +36,7 @@ static unsigned shared_bytes_of(const dw__sm90_shape *s, int stages) {
         bytes += DW_SM90_CLUSTER_BYTES(t->m, t->n, t->cluster) + 8 * DW_SM90_MULTIPLIERS;
     if (s->blocks) bytes += stages * DW_SM90_BLOCK_SCALES_BYTES(t->m, t->n);
     if (s->row_scales) bytes += DW_SM90_ROW_SCALES_BYTES(t->m, t->n);
+    if (s->coded) bytes += DW_SM90_CODED_BYTES(dw__sm90_tile_columns(s));
     return bytes;
 }
 
@@ -61,9 +62,11 @@ bool dw__sm90_exists(const dw__sm90_shape *s) {
                                 .promote = s->promote,
                                 .split = s->split,
                                 .cluster = t->cluster};
-    if (t->cluster > 0 &&
-        (s->halves || s->row_factors || s->row_squares || (s->turned_b && t->n % 64 != 0)))
+    if (t->cluster > 0 && (s->halves || s->row_factors || s->row_squares || s->coded ||
+                           (s->turned_b && t->n % 64 != 0)))
         return false;
+    /* Two warpgroups together make codes of whole blocks. */
+    if (s->coded && (!t->together || dw__sm90_tile_columns(s) % DW_SM90_BLOCK != 0)) return false;
     return dw__sm90_tile_exists(&work, t->n, t->together);
 }
 
@@ -119,14 +122,19 @@ dw__sm90_split dw__sm90_split_of(const dw__gemm_groups_call *c, const dw__sm90_s
 /* Whether blocks can share the contraction of a call. */
 static bool may_split(const dw__gemm_groups_call *c, const dw__sm90_shape *s) {
     return c->groups.kind == DW_GROUPS_BATCH && c->groups.count == 1 && !c->halves &&
-           !dw__sm90_has_codes(s) && c->gemm.k > 0 && !c->gemm.row_squares && !c->gemm.row_scale;
+           !dw__sm90_has_codes(s) && !s->coded && c->gemm.k > 0 && !c->gemm.row_squares &&
+           !c->gemm.row_scale;
 }
 
 dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
+    const bool coded = dw__gemm_has_blocks_d(&c->gemm);
     dw__sm90_shape shape = {
         .groups = (uint64_t)c->groups.kind,
-        .output = c->gemm.output == DW_F32 ? DW_GEMM_OUTPUT_F32 : DW_GEMM_OUTPUT_ELEMENT,
+        .output = c->gemm.output == DW_F32 && !coded ? DW_GEMM_OUTPUT_F32 : DW_GEMM_OUTPUT_ELEMENT,
         .activation = c->gemm.activation,
+        .coded = coded,
+        .coded_turned = coded && c->gemm.turned_d.data,
+        .coded_d = coded && c->gemm.plain_d.data,
         .f16 = c->gemm.dtype == DW_F16,
         .bias = c->gemm.bias != NULL,
         .residual = c->gemm.residual.data != NULL,
@@ -226,6 +234,10 @@ dw__jit_variant dw__sm90_variant(const dw__sm90_shape *s) {
     if (s->row_squares) dw__jit_add_define(&v, "ROW_SQUARES", 1);
     if (s->split) dw__jit_add_define(&v, "SPLIT", 1);
     if (t->cluster > 0) dw__jit_add_define(&v, "CLUSTER", t->cluster);
+    if (s->coded)
+        dw__jit_add_define(&v, "CODED",
+                           DW_SM90_CODED | (s->coded_turned ? DW_SM90_CODED_TURNED : 0) |
+                               (s->coded_d ? DW_SM90_CODED_D : 0));
     if (s->gather || s->scatter || s->weighted) {
         dw__jit_add_define(&v, "GATHER", (int)s->gather);
         dw__jit_add_define(&v, "SCATTER", s->scatter);
@@ -268,9 +280,13 @@ dw__gemm_case dw__sm90_case_of(const dw__variant *variant) {
                  .n = dw__sm90_tile_columns(&s) + EXTRA_COLUMNS,
                  .k = STEPS * DW_SM90_GEMM_STEP - MISSING,
                  .alpha = 0.75f,
-                 .activation = s.activation},
+                 .activation = s.activation,
+                 .quantized_d = s.coded,
+                 .scheme_d = s.coded ? DW_SCHEME_FP8_BLOCK : DW_SCHEME_BF16},
         .bias = s.bias,
         .residual = s.residual,
+        .turned_d = s.coded_turned,
+        .plain_d = s.coded_d,
         .row_factors = s.row_factors,
         .row_squares = s.row_squares,
         .turned = {s.turned_a, s.turned_b},
@@ -334,6 +350,18 @@ static int order_of(const dw__sm90_split *s, const dw__sm90_tile *t, int64_t til
     return along_m <= along_n ? DW_SM90_ALONG_M : DW_SM90_ALONG_N;
 }
 
+/* D's codes. Widths of their rows are the kernel's matter. */
+static dw_fp8_block_codes_params codes_params(const dw_gemm *g) {
+    return (dw_fp8_block_codes_params){.rows = (int)g->m,
+                                       .columns = (int)g->n,
+                                       .codes = g->d.data,
+                                       .turned = g->turned_d.data,
+                                       .row_bytes = g->d.stride,
+                                       .turned_row_bytes = g->turned_d.stride,
+                                       .scales = g->scales_d,
+                                       .turned_scales = g->turned_scales_d};
+}
+
 static dw_sm90_split split_params(const dw__gemm_groups_call *c, const dw__sm90_split *split,
                                   const dw__sm90_tile *tile, const dw_sm90_gemm_params *params) {
     char *const workspace = c->gemm.workspace;
@@ -391,6 +419,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     const int64_t count = c->groups.count;
     const dw_sm90_loss *loss = program ? program->loss : NULL;
     const dw_gemm *second = program ? program->second : NULL;
+    const dw_matrix *d = shape.coded ? &g->plain_d : &g->d;
     /* Of A and B, which nothing reads if k is 0; of D for a loss, or of the second B. */
     dw__tensor_map maps[3] = {0};
     dw_sm90_gemm_params params = {
@@ -403,10 +432,10 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         .alpha = g->alpha,
         .bias = g->bias,
         .residual = g->residual.data,
-        .d = g->d.data,
-        .stride_d = g->d.stride,
+        .d = d->data,
+        .stride_d = d->stride,
         .stride_residual = g->residual.stride,
-        .group_d = g->m * g->d.stride,
+        .group_d = g->m * d->stride,
         .group_residual = g->m * g->residual.stride,
         .offsets = c->groups.offsets,
         .error = c->groups.error,
@@ -458,6 +487,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
         params.second_bias = second->bias;
     }
     if (loss) params.loss = *loss;
+    if (shape.coded) params.codes = codes_params(g);
     int64_t blocks = dw__gemm_grid(c, t->m, params.tiles_n, context->sm_count);
     if (params.loss.count > 0) blocks = context->sm_count;
     if (shape.split) {
@@ -541,10 +571,10 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
 /* ---- entry ----------------------------------------------------------------------------------------- */
 
 dw_status dw__sm90_check_types(const dw_gemm *call) {
-    if (!call->quantized && !call->quantized_d) return DW_OK;
+    if (!call->quantized && (!call->quantized_d || dw__gemm_has_blocks_d(call))) return DW_OK;
     return dw__fail(DW_UNSUPPORTED,
                     "sm_90a has no tensor cores for scales of blocks; expected operands "
-                    "and D of BF16, F16 or F32");
+                    "of BF16 or F16, and D of BF16, F16, F32 or fp8-block");
 }
 
 dw_status dw__sm90_supports(const dw_gemm *call, dw__gemm_turned turned,
@@ -584,10 +614,10 @@ const dw__kernel dw__sm90_gemm = {
     .described = "ours, CUDA C for sm_90a",
     .kind = DW__CALL_GEMM,
     .proof = DW__MEASURED_ON_HARDWARE,
-    .operation = "GEMM with bias, GELU, SwiGLU, residual, norms of rows",
+    .operation = "GEMM with bias, GELU, SwiGLU, residual, norms of rows, codes of D",
     .source = "cuda/sm90/sm90_gemm.cu",
     .architectures = "sm_90a (H100, H200)",
-    .elements = "BF16, F16; D also F32",
+    .elements = "BF16, F16; D also F32, fp8-block",
     .needs = "16-byte rows",
     .supports = supports,
     .seconds = seconds,
