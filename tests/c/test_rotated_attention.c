@@ -248,6 +248,8 @@ static void other_calls_are_refused(void **state) {
            (void)0); /* heads have tables of their own */
     EXPECT(DW_UNSUPPORTED, call.call.outputs[0].stride[2] += 4, (void)0);
     EXPECT(DW_UNSUPPORTED, call.call.inputs[0].shape[2] = 1023, (void)0);
+    EXPECT(DW_UNSUPPORTED, attention.inputs[1].shape[2] = 1023,
+           attention = attention_of(&r, FUSED));
     EXPECT(DW_UNSUPPORTED, r.attrs[1] = dw_attr_int(DW_ATTR_KEY_CAUSAL, 0),
            r.attrs[1] = dw_attr_int(DW_ATTR_KEY_CAUSAL, 1));
     EXPECT(DW_TYPE, target.capability = 100, target.capability = 90);

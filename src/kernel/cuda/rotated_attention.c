@@ -73,13 +73,15 @@ static dw__attention_shape shape_of(const dw__rotated_attention *r, int sm_count
 
 /* ---- the entry -------------------------------------------------------------------------------------- */
 
+/* With more queries than keys a tile might see no key. The kernel skips such a tile, and its rows would not be stored. */
 static bool computes(const dw__call *rope) {
     const dw__call *attention = rope->epilogue;
     const dw__tensor *x = &rope->inputs[DW_ROPE_X], *cosines = &rope->inputs[DW_ROPE_COS],
                      *sines = &rope->inputs[DW_ROPE_SIN];
     if (!attention || attention->op != DW_OP_ATTENTION || rope->replaced != Q || x->rank != 4 ||
         x->dtype != attention->inputs[K].dtype || (x->shape[3] != 64 && x->shape[3] != 128) ||
-        x->shape[2] < LEAST_QUERIES || dw__call_int(rope, DW_ATTR_KEY_INTERLEAVED, 0) != 0 ||
+        x->shape[2] < LEAST_QUERIES || x->shape[2] > attention->inputs[K].shape[2] ||
+        dw__call_int(rope, DW_ATTR_KEY_INTERLEAVED, 0) != 0 ||
         dw__call_int(rope, DW_ATTR_KEY_TRANSPOSED, 0) != 0)
         return false;
     return is_table(cosines, x) && is_table(sines, x) && each_batch(cosines) == each_batch(sines) &&
@@ -175,9 +177,9 @@ const dw__kernel dw__gpu_rotated_attention = {
     .source = "cuda/sm90/attention_forward.cu",
     .architectures = "sm_90a (H100, H200)",
     .elements = "BF16, F16",
-    .needs = "a causal mask or a window alone, head dimension 64 or 128, whole heads rotated, 1024 "
-             "queries; no soft "
-             "cap or dropout",
+    .needs =
+        "head dimension 64 or 128, whole heads rotated, at least 1024 queries and as many keys; "
+        "a causal mask or a window; no other mask, soft cap or dropout",
     .supports = supports,
     .seconds = seconds,
     .workspace_bytes = workspace_bytes,
