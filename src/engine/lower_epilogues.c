@@ -115,12 +115,15 @@ static bool may_be_rotated(const dw__lowering *l, dw_node node) {
            dw__epilogues_wanted() == DW__EPILOGUES_ALL;
 }
 
-/* True if attention soon reads the result of a rope as its queries, and some kernel computes both. */
-static bool may_wait_for_attention(const dw__lowering *l, dw_node node) {
+/* True if attention soon reads the result of a rope as its queries, and a kernel may compute both. */
+static bool may_wait_for_attention(dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
+    dw__tensor q;
+    if (!l->plan->target.context || dw__lower_type(l, record->outputs[0], &q) != DW_OK ||
+        !dw__attention_may_rotate(&q, &l->plan->target.gpu))
+        return false;
     const dw_node reader = first_reader(l, record->outputs[0], 0, 0);
-    return may_have_epilogue(l, node) && reader != DW_NONE &&
-           record_of(l, reader)->op == DW_OP_ATTENTION &&
+    return reader != DW_NONE && record_of(l, reader)->op == DW_OP_ATTENTION &&
            record_of(l, reader)->inputs[0] == record->outputs[0] &&
            record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
 }
@@ -526,6 +529,10 @@ dw_status dw__lower_program(dw__lowering *l, dw_node node) {
 dw_status dw__lower_rope(dw__lowering *l, dw_node node) {
     dw__step rope;
     bool done = false;
+    if (may_wait_for_attention(l, node)) {
+        DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
+        return dw__lower_defer(l, node);
+    }
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &rope));
     if (dw__lower_waits(l, &rope.inputs[0])) {
         const uint32_t storage = rope.inputs[0].storage;
@@ -539,7 +546,7 @@ dw_status dw__lower_rope(dw__lowering *l, dw_node node) {
         return DW_OK;
     }
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
-    return may_wait_for_attention(l, node) ? dw__lower_defer(l, node) : dw__lower_plain(l, node);
+    return dw__lower_plain(l, node);
 }
 
 dw_status dw__lower_attention(dw__lowering *l, dw_node node) {

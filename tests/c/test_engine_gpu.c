@@ -1032,13 +1032,16 @@ static void programs_run_behind_products(void **state) {
 static void attention_rotates_its_queries(void **state) {
     enum { QUERIES = 1024 };
     results expected, got;
+    char *before = getenv("DEEPWELL_EPILOGUES") ? strdup(getenv("DEEPWELL_EPILOGUES")) : NULL;
     (void)state;
     need_compiler();
+    setenv("DEEPWELL_EPILOGUES", "all", 1);
     epilogue_choose(EPILOGUE_ROPE, EPILOGUE_HEAD, DW_BF16);
     char *text = run_epilogue_of(1, QUERIES, false, true, &got),
          *apart = run_epilogue_of(1, QUERIES, true, true, &expected);
     if (strcmp(device->name, "emulator:sm_90a") == 0) {
-        assert_int_equal(count_of(text, " | epilogue "), 1);
+        assert_int_equal(count_of(text, " | epilogue "),
+                         2); /* and that of keys behind their product */
         assert_non_null(strstr(text, "rope_attention"));
     }
     assert_null(strstr(apart, " | epilogue "));
@@ -1051,6 +1054,8 @@ static void attention_rotates_its_queries(void **state) {
     dw_text_free(text);
     results_end(&got);
     results_end(&expected);
+    set_or_unset("DEEPWELL_EPILOGUES", before);
+    free(before);
 }
 
 /* A library's product keeps its place, and the program behind it is an instruction of its own, unless the user wants

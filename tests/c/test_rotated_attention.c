@@ -224,6 +224,7 @@ static void other_calls_are_refused(void **state) {
     dw_attr interleaved = dw_attr_int(DW_ATTR_KEY_INTERLEAVED, 1);
     run r;
     (void)state;
+    setenv("DEEPWELL_EPILOGUES", "all", 1);
     open_run(&right, &r);
     dw__gpu_target target = {.capability = 90, .sm_count = 132, .name = "an H100"};
     dw__call attention = attention_of(&r, FUSED);
@@ -252,8 +253,10 @@ static void other_calls_are_refused(void **state) {
            attention = attention_of(&r, FUSED));
     EXPECT(DW_UNSUPPORTED, r.attrs[1] = dw_attr_int(DW_ATTR_KEY_CAUSAL, 0),
            r.attrs[1] = dw_attr_int(DW_ATTR_KEY_CAUSAL, 1));
+    EXPECT(DW_UNSUPPORTED, unsetenv("DEEPWELL_EPILOGUES"), setenv("DEEPWELL_EPILOGUES", "all", 1));
     EXPECT(DW_TYPE, target.capability = 100, target.capability = 90);
 #undef EXPECT
+    unsetenv("DEEPWELL_EPILOGUES");
     close_run(&r);
 }
 

@@ -73,14 +73,20 @@ static dw__attention_shape shape_of(const dw__rotated_attention *r, int sm_count
 
 /* ---- the entry -------------------------------------------------------------------------------------- */
 
+bool dw__attention_may_rotate(const dw__tensor *q, const dw__gpu_target *gpu) {
+    return gpu->capability == 90 && q->rank == 4 && dw__dtype_is_half(q->dtype) &&
+           (q->shape[3] == 64 || q->shape[3] == 128) && q->shape[2] >= LEAST_QUERIES &&
+           dw__epilogues_wanted() == DW__EPILOGUES_ALL;
+}
+
 /* With more queries than keys a tile might see no key. The kernel skips such a tile, and its rows would not be stored. */
-static bool computes(const dw__call *rope) {
+static bool computes(const dw__call *rope, const dw__gpu_target *gpu) {
     const dw__call *attention = rope->epilogue;
     const dw__tensor *x = &rope->inputs[DW_ROPE_X], *cosines = &rope->inputs[DW_ROPE_COS],
                      *sines = &rope->inputs[DW_ROPE_SIN];
     if (!attention || attention->op != DW_OP_ATTENTION || rope->replaced != Q || x->rank != 4 ||
-        x->dtype != attention->inputs[K].dtype || (x->shape[3] != 64 && x->shape[3] != 128) ||
-        x->shape[2] < LEAST_QUERIES || x->shape[2] > attention->inputs[K].shape[2] ||
+        x->dtype != attention->inputs[K].dtype || !dw__attention_may_rotate(x, gpu) ||
+        x->shape[2] > attention->inputs[K].shape[2] ||
         dw__call_int(rope, DW_ATTR_KEY_INTERLEAVED, 0) != 0 ||
         dw__call_int(rope, DW_ATTR_KEY_TRANSPOSED, 0) != 0)
         return false;
@@ -95,9 +101,9 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     if (gpu->capability != 90)
         return dw__fail(DW_TYPE, "%s is for %s, not for %s", kernel->name, kernel->architectures,
                         gpu->name);
-    if (dw__epilogues_wanted() == DW__EPILOGUES_OFF)
-        return dw__fail(DW_UNSUPPORTED, "%s: DEEPWELL_EPILOGUES is \"off\"", kernel->name);
-    if (!computes(&given->call)) return dw__kernel_refuse(kernel);
+    if (dw__epilogues_wanted() != DW__EPILOGUES_ALL)
+        return dw__fail(DW_UNSUPPORTED, "%s: DEEPWELL_EPILOGUES is not \"all\"", kernel->name);
+    if (!computes(&given->call, gpu)) return dw__kernel_refuse(kernel);
     dw__operation_call attention = *given;
     attention.call = *given->call.epilogue;
     attention.call.inputs[Q] = given->call.inputs[DW_ROPE_X];
