@@ -16,6 +16,13 @@
 #include "philox.cuh"
 #include "sm90.cuh"
 
+// ROTATE: queries are rotated after they have been loaded (sm90/attention_rotate.cuh).
+#ifndef ROTATE
+#define ROTATE 0
+#endif
+#define QUERY_BUFFERS (ROTATE ? DW_ROTATE_QUERY_BUFFERS : 1)
+#define TABLE_ROWS (ROTATE ? DW_ROTATE_TABLE_ROWS(TILE_M) : 0)
+
 #define BLOCKS ((HEAD_DIM + 63) / 64) // blocks of 64 columns: the width of a row in shared memory
 #define CHUNKS (HEAD_DIM / 8)         // 16 bytes each
 #define Q_BYTES (TILE_M * BLOCKS * 128)
@@ -26,23 +33,27 @@ static_assert(!BIAS || (TILE_N % 32 == 0 && !SOFTCAP && !PACKED), "a mask is rea
 // ---- shared memory ------------------------------------------------------------------------------------------
 
 typedef struct shared_layout {
-    uint32 q, k, v;                                         // tiles; STAGES of k and of v
-    // Barriers, 8 bytes apart; STAGES for each of k and v.
-    uint32 q_full, q_empty, k_full, k_empty, v_full, v_empty;
+    uint32 q, k, v;                                         // tiles; QUERY_BUFFERS of q, STAGES of k and of v
+    uint32 tables;                                          // ROTATE: cosines and sines of TABLE_ROWS rows
+    // Barriers, 8 bytes apart, one for each tile. The last two: ROTATE.
+    uint32 q_full, q_empty, k_full, k_empty, v_full, v_empty, q_arrived, tables_full;
 } shared_layout;
 
 DEVICE shared_layout layout_shared(uint32 base) {
     shared_layout s;
     base = (base + 1023) & ~1023u;
     s.q = base;
-    s.k = s.q + Q_BYTES;
+    s.k = s.q + QUERY_BUFFERS * Q_BYTES;
     s.v = s.k + STAGES * KV_BYTES;
-    s.q_full = s.v + STAGES * KV_BYTES;
-    s.q_empty = s.q_full + 8;
-    s.k_full = s.q_empty + 8;
+    s.tables = s.v + STAGES * KV_BYTES;
+    s.q_full = s.tables + 2 * TABLE_ROWS * BLOCKS * 128;
+    s.q_empty = s.q_full + 8 * QUERY_BUFFERS;
+    s.k_full = s.q_empty + 8 * QUERY_BUFFERS;
     s.k_empty = s.k_full + 8 * STAGES;
     s.v_full = s.k_empty + 8 * STAGES;
     s.v_empty = s.v_full + 8 * STAGES;
+    s.q_arrived = s.v_empty + 8 * STAGES;
+    s.tables_full = s.q_arrived + 8 * QUERY_BUFFERS;
     return s;
 }
 

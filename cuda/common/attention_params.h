@@ -48,4 +48,15 @@ typedef struct dw_attention_params {
     int bias_wide, d_bias_wide;
 } dw_attention_params;
 
+/* Forward rotates its queries (sm90/attention_rotate.cuh): all heads have the same tables, whose rows belong to queries.
+ * Rotated queries are stored in `rotated` unless its data is NULL. */
+typedef struct dw_attention_rotation {
+    dw_strided rotated;
+    int batches; /* 1: each batch has tables of its own; 0: all have the same */
+} dw_attention_rotation;
+
+/* Shared memory for it: tiles of queries, and rows of cosines and of sines for a tile of so many rows. */
+#define DW_ROTATE_QUERY_BUFFERS 2
+#define DW_ROTATE_TABLE_ROWS(tile_m) ((tile_m) / 2)
+
 #endif

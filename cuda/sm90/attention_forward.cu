@@ -8,11 +8,20 @@
 // "FlashAttention-3" (2024).
 //
 // Defines: HEAD_DIM (64, 96, 128, 192, 256), TILE_M, TILE_N, STAGES, CONSUMERS (attention_tiles.h), ELEMENT, WINDOW
-// (1: some row may not see some key), SOFTCAP, DROPOUT, PACKED, BIAS (attention_bias.cuh).
+// (1: some row may not see some key), SOFTCAP, DROPOUT, PACKED, BIAS (attention_bias.cuh), ROTATE (attention_rotate.cuh).
 
 #include "attention_forward_rows.cuh"
+#if ROTATE
+#include "attention_rotate.cuh"
+#else
+#define ROTATORS 0
+#endif
 
 #define THREADS (128 * (1 + CONSUMERS))
+
+// Registers of a thread. With two consumers there are some to spare for rotating queries.
+#define PRODUCER_REGISTERS (CONSUMERS == 3 ? 32 : ROTATE ? 56 : 24)
+#define CONSUMER_REGISTERS (CONSUMERS == 3 ? 160 : ROTATE ? 224 : 240)
 
 // When the output is scaled for a new maximum. Up to head dimension 128 it is early: while the next scores are
 // multiplied. Above, it is late, and only if a row of the warp has a new maximum, which few blocks after the first ones
@@ -101,10 +110,9 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
     // The shuffle tells the compiler that the value is uniform across lanes, because descriptors are computed from it.
     int consumer = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0) - 1;
     int thread_row = consumer * 64 + (threadIdx.x & 127) / 32 * 16 + lane_index() / 4;
-    uint32 q_rows = s.q + consumer * 64 * 128;
     float scale = SCORE_SCALE(p);
     ring k = {0, 0}, v = {0, 0};
-    uint32 q_phase = 0;
+    ring q = {0, 0};
     if (consumer == CONSUMERS - 1) pass_turn(consumer); // consumer 0 has the first turn
 
     for (int round = 0; !is_over(p, round); round++) {
@@ -139,13 +147,15 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         softmax state = {{-INFINITY_F, -INFINITY_F}, {0.f, 0.f}};
         [[maybe_unused]] uint32 bias[TILE_N / 4];
 
-        barrier_wait(s.q_full, q_phase);
-        q_phase ^= 1;
+        barrier_wait(s.q_full + 8 * q.stage, q.phase);
+        uint32 q_rows = s.q + q.stage * Q_BYTES + consumer * 64 * 128, q_empty = s.q_empty + 8 * q.stage;
+        if (QUERY_BUFFERS > 1) q_rows = __shfl_sync(0xffffffff, q_rows, 0); // uniform, as above
+        advance(q, QUERY_BUFFERS);
 
         // The blocks that the rows of this consumer see; the other blocks of the tile pass by.
         int n = t.end - 1, begin = t.begin, first_row = t.first_row + consumer * 64;
         if (first_row >= t.rows_q) {
-            release(s.q_empty);
+            release(q_empty);
             for (; n >= begin; n--) pass_block(s, consumer, k, v);
             continue;
         }
@@ -163,7 +173,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
         wgmma_wait<0>();
         keep<TILE_N / 2>(scores);
         release(s.k_empty + 8 * k.stage);
-        if (n == begin) release(s.q_empty);
+        if (n == begin) release(q_empty);
         advance(k, STAGES);
         cap_scores(p, scores);
         add_bias(p, bias, scores);
@@ -193,7 +203,7 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
             wgmma_wait<1>();
             keep<TILE_N / 2>(scores);
             release(s.k_empty + 8 * k.stage);
-            if (n == begin) release(s.q_empty);
+            if (n == begin) release(q_empty);
             advance(k, STAGES);
             cap_scores(p, scores);
             add_bias(p, bias, scores);
@@ -256,15 +266,25 @@ DEVICE void consume(const dw_attention_params &p, const shared_layout &s) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     sm90_attention_forward(const __grid_constant__ tensor_map map_q, const __grid_constant__ tensor_map map_k,
-                           const __grid_constant__ tensor_map map_v, const __grid_constant__ dw_attention_params p) {
+                           const __grid_constant__ tensor_map map_v, const __grid_constant__ dw_attention_params p
+#if ROTATE
+                           ,
+                           const __grid_constant__ tensor_map map_cosines, const __grid_constant__ tensor_map map_sines,
+                           const __grid_constant__ dw_attention_rotation rotation
+#endif
+    ) {
     extern __shared__ uint8 memory[];
     shared_layout s = layout_shared(shared_address(memory));
     if (threadIdx.x == 0) {
         prefetch_map(&map_q);
         prefetch_map(&map_k);
         prefetch_map(&map_v);
-        barrier_init(s.q_full, 1);
-        barrier_init(s.q_empty, CONSUMERS);
+        for (int i = 0; i < QUERY_BUFFERS; i++) {
+            barrier_init(s.q_full + 8 * i, ROTATE ? ROTATORS : 1);
+            barrier_init(s.q_empty + 8 * i, CONSUMERS);
+            if (ROTATE) barrier_init(s.q_arrived + 8 * i, 1);
+        }
+        if (ROTATE) barrier_init(s.tables_full, 1);
         for (int i = 0; i < STAGES; i++) {
             barrier_init(s.k_full + 8 * i, 1);
             barrier_init(s.k_empty + 8 * i, CONSUMERS);
@@ -275,10 +295,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (threadIdx.x < 128) {
-        registers_down<CONSUMERS == 3 ? 32 : 24>();
+        registers_down<PRODUCER_REGISTERS>();
+#if ROTATE
+        if (threadIdx.x == 0) produce_ahead(p, s, &map_q, &map_k, &map_v);
+        if (threadIdx.x >= 32) rotate_queries(p, s, &map_cosines, &map_sines, rotation);
+#else
         if (threadIdx.x == 0) produce(p, s, &map_q, &map_k, &map_v);
+#endif
     } else {
-        registers_up<CONSUMERS == 3 ? 160 : 240>();
+        registers_up<CONSUMER_REGISTERS>();
         consume(p, s);
     }
 }

@@ -6,7 +6,9 @@
  *     concatenation    lower_concats.c    no instruction if the operands were written in place
  *     program          lower_epilogues.c  perhaps one instruction together with the node in front of it
  *                      lower_codes.c      perhaps one instruction together with the nodes that quantize its results
- *     rope             lower_epilogues.c  perhaps one instruction together with the node in front of it
+ *     rope             lower_epilogues.c  perhaps one instruction together with the node in front of it, or waits for
+ *                                         the attention that reads its result
+ *     attention        lower_epilogues.c  perhaps one instruction together with the rope of its queries
  *     deferred         lower_epilogues.c  waits for such a program, or for rope
  *     sum of rows      lower_sums.c       perhaps one instruction with a product of the same rows
  *     any other        here               an instruction, by the first kernel that supports it
@@ -51,6 +53,7 @@ dw_status dw__lower_node(dw__lowering *l, dw_node node) {
     if (row_of(l, node)->view == DW__VIEW_SLICE || row_of(l, node)->view == DW__VIEW_PERMUTE)
         return dw__lower_view(l, node); /* the same */
     if (row_of(l, node)->rotates) return dw__lower_rope(l, node);
+    if (record->op == DW_OP_ATTENTION) return dw__lower_attention(l, node);
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
     if (dw__op_is_view(record->op)) return dw__lower_view(l, node);
     if (row_of(l, node)->concatenates) return dw__lower_concat(l, node);

@@ -1,4 +1,5 @@
-/* Lowering: a step that waits for the elementwise program or the rotary position embedding (rope) that reads its result.
+/* Lowering: a step that waits for the elementwise program, the rotary position embedding (rope) or the attention that reads
+ * its result.
  *
  * A node is deferred if some kernel can compute it together with a program behind it, or add another tensor to its
  * first result, and if a program or rope soon reads that result. When that program is lowered:
@@ -15,7 +16,8 @@
  *     otherwise       the deferred step runs just before the program
  *
  * They are tried in this order. A node with several results is lowered before anything reads one of the others. Rope is
- * an epilogue on GPUs alone, of a product whose elements it reads once each, also through permutes.
+ * an epilogue on GPUs alone, of a product whose elements it reads once each, also through permutes. Attention is one of
+ * the rope of its queries.
  */
 #include "engine/lowering.h"
 #include "engine/views.h"
@@ -43,10 +45,11 @@ static dw_node first_reader(const dw__lowering *l, dw_value value, int views, in
 }
 
 /* A waiting node keeps its operands alive, which is worth it only if the reader is close. Between a projection and its
- * rope are those of keys and values, which read the same operands, and perhaps casts of their weights. */
+ * rope are those of keys and values, which read the same operands, and perhaps casts of their weights; between the rope of
+ * queries and attention is that of keys. */
 static bool is_near(const dw__lowering *l, dw_node node, dw_node reader) {
     enum { NEAR = 3, NEAR_ROPE = 8 };
-    const uint32_t most = row_of(l, reader)->rotates ? NEAR_ROPE : NEAR;
+    const uint32_t most = row_of(l, reader)->rotates || row_of(l, node)->rotates ? NEAR_ROPE : NEAR;
     uint32_t between = 0;
     for (dw_node n = node + 1; n < reader && between <= most; n++) {
         between += !dw__op_is_view(record_of(l, n)->op);
@@ -110,6 +113,19 @@ static bool may_be_halved(dw__lowering *l, dw_node node) {
 static bool may_be_rotated(const dw__lowering *l, dw_node node) {
     return may_have_epilogue(l, node) && l->plan->target.context &&
            dw__epilogues_wanted() == DW__EPILOGUES_ALL;
+}
+
+/* True if attention soon reads the result of a rope as its queries, and a kernel may compute both. */
+static bool may_wait_for_attention(dw__lowering *l, dw_node node) {
+    const dw__node_record *record = record_of(l, node);
+    dw__tensor q;
+    if (!l->plan->target.context || dw__lower_type(l, record->outputs[0], &q) != DW_OK ||
+        !dw__attention_may_rotate(&q, &l->plan->target.gpu))
+        return false;
+    const dw_node reader = first_reader(l, record->outputs[0], 0, 0);
+    return reader != DW_NONE && record_of(l, reader)->op == DW_OP_ATTENTION &&
+           record_of(l, reader)->inputs[0] == record->outputs[0] &&
+           record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
 }
 
 bool dw__lower_may_wait(dw__lowering *l, dw_node node) {
@@ -202,7 +218,8 @@ static bool reads_as_it_writes(const dw__lowering *l, dw__step *program, uint32_
     const uint32_t reads = dw__lower_reads_in(program, input->storage);
     if (count <= 0 || dw__tensor_count(&input->view) != count) return false;
     program->replaced = (int)i;
-    if (dw__op_table[program->op].rotates) /* its kernel looks at the order of the elements */
+    if (dw__op_table[program->op].rotates ||
+        program->op == DW_OP_ATTENTION) /* its kernel looks at the order of the elements */
         return reads == 1 && input->offset == 0 && dw__lower_is_whole(l, result) &&
                dw__tensor_count(&result->view) == count;
     if (reads == 1) return dw__lower_is_whole(l, input);
@@ -512,6 +529,10 @@ dw_status dw__lower_program(dw__lowering *l, dw_node node) {
 dw_status dw__lower_rope(dw__lowering *l, dw_node node) {
     dw__step rope;
     bool done = false;
+    if (may_wait_for_attention(l, node)) {
+        DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
+        return dw__lower_defer(l, node);
+    }
     DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &rope));
     if (dw__lower_waits(l, &rope.inputs[0])) {
         const uint32_t storage = rope.inputs[0].storage;
@@ -522,6 +543,26 @@ dw_status dw__lower_rope(dw__lowering *l, dw_node node) {
     }
     if (done) {
         dw__lower_finish(l, &rope);
+        return DW_OK;
+    }
+    DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
+    return dw__lower_plain(l, node);
+}
+
+dw_status dw__lower_attention(dw__lowering *l, dw_node node) {
+    enum { Q = 0 };
+    dw__step attention;
+    bool done = false;
+    DW_RETURN_IF_FAILED(dw__lower_make_step(l, node, &attention));
+    if (dw__lower_waits(l, &attention.inputs[Q])) {
+        const uint32_t storage = attention.inputs[Q].storage;
+        DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, storage));
+        if (dw__lower_waits(l, &attention.inputs[Q]) &&
+            row_of(l, storage_of(l, storage)->deferred)->rotates)
+            DW_RETURN_IF_FAILED(fuse_epilogue(l, &attention, Q, &done));
+    }
+    if (done) {
+        dw__lower_finish(l, &attention);
         return DW_OK;
     }
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));

@@ -216,6 +216,8 @@ dw_status dw__lower_deferred_inputs(dw__lowering *l, dw_node node, uint32_t exce
 dw_status dw__lower_program(dw__lowering *l, dw_node node);
 /* Lowers rotary position embedding: as one instruction with the product in front of it, if a kernel computes both. */
 dw_status dw__lower_rope(dw__lowering *l, dw_node node);
+/* Lowers attention: as one instruction with the rope of its queries, if a kernel computes both. */
+dw_status dw__lower_attention(dw__lowering *l, dw_node node);
 
 /* ---- lower_sums.c ---------------------------------------------------------------------------- */
 

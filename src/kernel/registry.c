@@ -57,6 +57,7 @@ const dw__kernel *const dw__gpu_kernels[] = {
     &dw__graph_quantize,
     &dw__quantization_error,
     &dw__gpu_rope,
+    &dw__gpu_rotated_attention,
     &dw__gpu_group_rows,
     &dw__sm90_segment,
     &dw__sm90_segment_program,

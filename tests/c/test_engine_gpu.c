@@ -904,13 +904,13 @@ static void run_alone(dw_plan *plan) {
 }
 
 /* Returns the plan of model_epilogue as text, and its results. `apart`: without epilogues. */
-static char *run_epilogue(bool apart, bool trains, results *r) {
+static char *run_epilogue_of(int64_t batch, int64_t sequence, bool apart, bool trains, results *r) {
     dw_graph *graph = build(model_epilogue, epilogue_dropout());
     enum { ROUNDS = 2 }; /* a program that has lost one kernel may find another */
     dw_plan *plans[ROUNDS], *used = NULL;
     char *text = NULL;
     problem p;
-    problem_begin(&p, graph, 2, 77);
+    problem_begin(&p, graph, batch, sequence);
     if (!trains) p.wrt_count = p.grad_output_count = 0;
     dw_engine *engine = make_gpu_engine(&p, 1, 0), *others[ROUNDS];
     for (int i = 0; i < ROUNDS; i++) {
@@ -932,6 +932,10 @@ static char *run_epilogue(bool apart, bool trains, results *r) {
     problem_end(&p);
     dw_graph_destroy(graph);
     return text;
+}
+
+static char *run_epilogue(bool apart, bool trains, results *r) {
+    return run_epilogue_of(2, 77, apart, trains, r);
 }
 
 static void set_or_unset(const char *name, const char *value) {
@@ -1019,6 +1023,37 @@ static void programs_run_behind_products(void **state) {
         results_end(&expected);
         if (cases[i].use == COMPARED) agrees(model_epilogue, epilogue_dropout(), 2, 77);
     }
+    set_or_unset("DEEPWELL_EPILOGUES", before);
+    free(before);
+}
+
+/* Attention rotates its queries where there are enough of them. Results and gradients have the bits of rope and attention
+ * apart. */
+static void attention_rotates_its_queries(void **state) {
+    enum { QUERIES = 1024 };
+    results expected, got;
+    char *before = getenv("DEEPWELL_EPILOGUES") ? strdup(getenv("DEEPWELL_EPILOGUES")) : NULL;
+    (void)state;
+    need_compiler();
+    setenv("DEEPWELL_EPILOGUES", "all", 1);
+    epilogue_choose(EPILOGUE_ROPE, EPILOGUE_HEAD, DW_BF16);
+    char *text = run_epilogue_of(1, QUERIES, false, true, &got),
+         *apart = run_epilogue_of(1, QUERIES, true, true, &expected);
+    if (strcmp(device->name, "emulator:sm_90a") == 0) {
+        assert_int_equal(count_of(text, " | epilogue "),
+                         2); /* and that of keys behind their product */
+        assert_non_null(strstr(text, "rope_attention"));
+    }
+    assert_null(strstr(apart, " | epilogue "));
+    for (uint32_t o = 0; o < got.output_count; o++)
+        assert_memory_equal(got.outputs[o].data, expected.outputs[o].data,
+                            bytes_of(&got.outputs[o]));
+    for (uint32_t g = 0; g < got.grad_count; g++)
+        assert_memory_equal(got.grads[g].data, expected.grads[g].data, bytes_of(&got.grads[g]));
+    dw_text_free(apart);
+    dw_text_free(text);
+    results_end(&got);
+    results_end(&expected);
     set_or_unset("DEEPWELL_EPILOGUES", before);
     free(before);
 }
@@ -1634,6 +1669,7 @@ int main(void) {
         cmocka_unit_test_setup(layers_train_with_dropout, without_first_use_check),
         cmocka_unit_test_setup(attention_trains_in_place, without_first_use_check),
         cmocka_unit_test_setup(programs_run_behind_products, without_first_use_check),
+        cmocka_unit_test_setup(attention_rotates_its_queries, without_first_use_check),
         cmocka_unit_test(segments_may_be_released_early),
         cmocka_unit_test(a_program_of_many_operands_runs),
     };

@@ -195,6 +195,12 @@ const dw__attention_tile *dw__attention_tile_of(const dw__attention_shape *shape
     return NULL;
 }
 
+unsigned dw__attention_forward_bytes(const dw__attention_shape *shape) {
+    const dw__attention_tile *t = dw__attention_tile_of(shape, DW__ATTENTION_FORWARD);
+    const int rows = (DW_ROTATE_QUERY_BUFFERS - 1) * t->m + 2 * DW_ROTATE_TABLE_ROWS(t->m);
+    return t->shared_bytes + (shape->rotates ? (unsigned)(2 * WIDE(t->head_dim) * rows) : 0);
+}
+
 static dw__jit_variant rtx_backward_variant(const dw__attention_shape *shape, const char *entry) {
     const dw__attention_tile *tile = dw__attention_tile_of(shape, DW__ATTENTION_BACKWARD);
     dw__jit_variant variant = {
@@ -234,6 +240,7 @@ dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__atte
     dw__jit_add_define(&variant, "CONSUMERS", tile->consumers);
     dw__jit_add_define(&variant, backward ? "STAGES_Q" : "STAGES", tile->stages);
     if (shape->bias) dw__jit_add_define(&variant, "BIAS", shape->bias);
+    if (shape->rotates) dw__jit_add_define(&variant, "ROTATE", 1);
     if (!backward) return variant;
     dw__jit_add_define(&variant, "STAGES_DO", tile->stages_do);
     dw__jit_add_define(&variant, "DETERMINISTIC", shape->deterministic);
@@ -398,6 +405,25 @@ static dw_status map_inputs(const dw_attention *call, const dw__context *context
     return dw__attention_map(context, call, DW__ATTENTION_V, keys, &maps[2]);
 }
 
+/* Makes the map of a table of cosines or sines, one row for each query. */
+static dw_status map_table(const dw__context *context, const dw__rotated_attention *r,
+                           const dw_attention_tensor *table, const char *name, int tile_m,
+                           dw__tensor_map *map) {
+    const dw_attention *call = &r->call;
+    const uint64_t row = 2 * (uint64_t)table->row;
+    const dw__tensor_map_shape shape = {
+        .element = call->dtype == DW_F16 ? DW__MAP_F16 : DW__MAP_BF16,
+        .rank = 4,
+        .address = table->data,
+        .size = {(uint64_t)call->head_dim, (uint64_t)call->seq_len_q, 1,
+                 r->rotation.batches ? (uint64_t)call->batch : 1},
+        .stride = {row, row, r->rotation.batches ? 2 * (uint64_t)table->batch : row},
+        .box = {64, DW_ROTATE_TABLE_ROWS((uint32_t)tile_m), 1, 1},
+        .swizzle_bytes = 128,
+    };
+    return dw__gpu_map(context, &shape, name, map);
+}
+
 static dw_status enqueue_forward(const void *given, const dw__context *context,
                                  const dw__variant *variant) {
     const dw_attention *call = given;
@@ -413,7 +439,16 @@ static dw_status enqueue_forward(const void *given, const dw__context *context,
     DW_RETURN_IF_FAILED(map_inputs(call, context, rows, tile->n, maps));
     /* Blocks are persistent and process tile after tile. */
     int blocks = params.tiles < context->sm_count ? params.tiles : context->sm_count;
-    void *arguments[] = {&maps[0], &maps[1], &maps[2], &params, NULL};
+    void *arguments[] = {&maps[0], &maps[1], &maps[2], &params, NULL, NULL, NULL};
+    dw__tensor_map tables[2];
+    dw_attention_rotation rotation;
+    if (shape.rotates) {
+        const dw__rotated_attention *r = given;
+        DW_RETURN_IF_FAILED(map_table(context, r, &r->cosines, "cos", tile->m, &tables[0]));
+        DW_RETURN_IF_FAILED(map_table(context, r, &r->sines, "sin", tile->m, &tables[1]));
+        rotation = r->rotation;
+        arguments[4] = &tables[0], arguments[5] = &tables[1], arguments[6] = &rotation;
+    }
     if (blackwell) { /* TMA stores O */
         DW_RETURN_IF_FAILED(
             dw__attention_map(context, call, DW__ATTENTION_O, DW_SM100_FORWARD_BOX_ROWS, &maps[3]));
@@ -425,7 +460,7 @@ static dw_status enqueue_forward(const void *given, const dw__context *context,
         .grid = {(unsigned)blocks, 1, 1},
         .block = {blackwell ? DW_SM100_FORWARD_THREADS : 128u * (1u + (unsigned)tile->consumers), 1,
                   1},
-        .shared_bytes = tile->shared_bytes,
+        .shared_bytes = dw__attention_forward_bytes(&shape),
         .stream = call->stream,
         .arguments = arguments,
     });

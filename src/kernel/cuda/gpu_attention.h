@@ -90,7 +90,8 @@ typedef union dw__attention_shape {
         bool blackwell : 1; /* sm_100f: forward only, without packing, soft cap, dropout or bias */
         bool rtx : 1;       /* sm_120a: backward without packing, soft cap or bias */
         uint64_t bias : 2;  /* a dw_attention_bias_kind */
-        uint64_t unused : 36;
+        bool rotates : 1;   /* forward: a call is a dw__rotated_attention */
+        uint64_t unused : 35;
     };
     uint64_t params; /* of dw__variant */
 } dw__attention_shape;
@@ -117,6 +118,16 @@ dw__jit_variant dw__attention_variant(const dw__attention_shape *shape, dw__atte
                                       const char *entry, const char *arch);
 dw__jit_variant dw__attention_reference_variant(bool f16, dw__attention_pass pass,
                                                 const char *arch);
+
+/* Forward whose queries are rotated as they are loaded (rotated_attention.c). */
+typedef struct dw__rotated_attention {
+    dw_attention call;
+    dw_attention_rotation rotation;
+    dw_attention_tensor cosines, sines; /* `head` is not read */
+} dw__rotated_attention;
+
+/* The dynamic shared memory of a forward variant. */
+unsigned dw__attention_forward_bytes(const dw__attention_shape *shape);
 
 /* ---- attention.c: launch ----------------------------------------------------------------------- */
 
@@ -158,6 +169,9 @@ enum { DW__TORCH_ATTENTION = 4 };
 extern const dw__kernel dw__torch_attention[2][DW__TORCH_ATTENTION];
 
 extern const dw__first_use dw__attention_first_use; /* attention_first_use.c */
+
+/* graph_attention.c: the kernels' call of an operation's. `*used`: bytes of the workspace in front of the kernel's own. */
+dw_attention dw__graph_attention_call(const dw__operation_call *given, size_t *used);
 
 /* ---- attention_cost.c --------------------------------------------------------------------------- */
 

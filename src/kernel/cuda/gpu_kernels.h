@@ -26,6 +26,7 @@ extern const dw__kernel dw__gpu_sort;                                    /* sort
 extern const dw__kernel dw__graph_quantize, dw__quantization_error;      /* graph_quantize.c */
 extern const dw__kernel dw__gpu_scatter;                                 /* scatter.c */
 extern const dw__kernel dw__gpu_rope;                                    /* rope.c */
+extern const dw__kernel dw__gpu_rotated_attention;                       /* rotated_attention.c */
 extern const dw__kernel dw__gpu_quantize_tensor, dw__gpu_multiply_codes; /* tensor_codes.c */
 extern const dw__kernel dw__gpu_quantize_tiles;                          /* block_codes.c */
 extern const dw__kernel dw__gpu_fp8_block_gemm;                          /* tensor_codes.c */

@@ -56,8 +56,7 @@ static dw_attention_tensor result_of(const dw__tensor *t, void *workspace, size_
 
 static bool is_backward(const dw__call *c) { return c->op == DW_OP_ATTENTION_BACKWARD; }
 
-/* Makes the kernels' call. `*used`: bytes of the workspace in front of the kernel's own. */
-static dw_attention call_of(const dw__operation_call *given, size_t *used) {
+dw_attention dw__graph_attention_call(const dw__operation_call *given, size_t *used) {
     const dw__call *c = &given->call;
     const dw__tensor *q = &c->inputs[Q], *k = &c->inputs[K];
     dw_attention a = {
@@ -161,7 +160,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
                         "%s: expected contiguous rows of q, k, v, o and their gradients, and a "
                         "contiguous lse",
                         kernel->name);
-    const dw_attention a = call_of(given, &used);
+    const dw_attention a = dw__graph_attention_call(given, &used);
     const dw__kernel *by = kernel_of(c, gpu->capability);
     if (!dw__gpu_is_rtx_blackwell(gpu->capability)) return by->supports(by, &a, gpu);
     /* A program that runs the engine there has asked for kernels that have not run on hardware. Primitives compute the
@@ -177,7 +176,7 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
     const dw__operation_call *given = call;
     const dw__kernel *by = kernel_of(&given->call, gpu->capability);
     size_t used;
-    const dw_attention a = call_of(given, &used);
+    const dw_attention a = dw__graph_attention_call(given, &used);
     (void)kernel;
     by->seconds(by, &a, gpu, result);
 }
@@ -187,7 +186,7 @@ static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
     const dw__operation_call *given = call;
     const dw__kernel *by = kernel_of(&given->call, context->capability);
     size_t used, own = 0;
-    const dw_attention a = call_of(given, &used);
+    const dw_attention a = dw__graph_attention_call(given, &used);
     (void)kernel;
     if (by->workspace_bytes) DW_RETURN_IF_FAILED(by->workspace_bytes(by, &a, context, &own));
     *bytes = used + own;
@@ -199,14 +198,14 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     const dw__operation_call *given = call;
     const dw__kernel *by = kernel_of(&given->call, context->capability);
     size_t used;
-    const dw_attention a = call_of(given, &used);
+    const dw_attention a = dw__graph_attention_call(given, &used);
     (void)kernel;
     return by->prepare(by, &a, context, variant);
 }
 
 static dw_status enqueue(const void *call, const dw__context *context, const dw__variant *variant) {
     size_t used;
-    const dw_attention a = call_of(call, &used);
+    const dw_attention a = dw__graph_attention_call(call, &used);
     return variant->kernel->enqueue(&a, context, variant);
 }
 
