@@ -2,6 +2,7 @@
  * the checker on: both products beside those of launches of their own, bit by bit, and beside sums in double; the
  * program's results bit by bit beside the elementwise kernel's. Kernels are compiled when they are first used. */
 #include "emulated_call.h"
+#include "hopper_product.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "run_time_compiler.h"
@@ -179,7 +180,7 @@ static void expect_right(const problem *p) {
     enqueue(&r, &dw__sm90_linear_pair, &call);
     for (int i = 0; i < 2; i++) {
         call.call = layer_of(&r, i);
-        enqueue(&r, &dw__graph_gemm_hopper, &call);
+        enqueue_product(&r.context, &call);
     }
     call.call = program_of(&r, r.expected_y, r.expected);
     enqueue(&r, &dw__gpu_elementwise, &call);

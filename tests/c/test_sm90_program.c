@@ -2,6 +2,7 @@
  * sums in double, the program's results bit by bit beside the elementwise kernel's on the same product, and sums of
  * results' rows beside sums in double. Kernels are compiled when they are first used. */
 #include "emulated_call.h"
+#include "hopper_product.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "run_time_compiler.h"
@@ -278,19 +279,6 @@ static void check(run *r) {
     }
 }
 
-/* The product alone, by one block for each tile, which adds in the same order as one with a program. */
-static void enqueue_product(const run *r, const dw__operation_call *call) {
-    dw__gemm_groups_call c;
-    const dw__variant *variant;
-    assert_true(dw__graph_gemm_call(call, &c));
-    dw__sm90_shape shape = dw__sm90_shape_of(&c, r->context.sm_count);
-    shape.tile = 0;
-    assert_int_equal(dw__sm90_tiles[0].cluster, 0);
-    if (dw__variant_of(&r->context, &dw__sm90_gemm, shape.params, &variant) != DW_OK ||
-        dw__variant_status(variant) != DW_OK || dw__sm90_enqueue(&c, &r->context, variant) != DW_OK)
-        fail_msg("%s", dw_last_error());
-}
-
 /* Runs the product and its program as one launch; then, where D was not wanted, the product alone; then the program
  * alone on the product. */
 static void expect_right(const problem *p) {
@@ -312,7 +300,7 @@ static void expect_right(const problem *p) {
         if (p->groups)
             enqueue(&r, &dw__sm90_segment, &call);
         else
-            enqueue_product(&r, &call);
+            enqueue_product(&r.context, &call);
     }
     call.call = alone;
     enqueue(&r, &dw__gpu_elementwise, &call);

@@ -1,6 +1,7 @@
 /* Products whose result is rotated in the same launch, on an emulated Hopper GPU with the checker on: the bits of the rope
  * kernel on the same product. Kernels are compiled when they are first used. */
 #include "emulated_call.h"
+#include "hopper_product.h"
 #include "kernel/cuda/gpu_gemm.h"
 #include "kernel/cuda/gpu_kernels.h"
 #include "run_time_compiler.h"
@@ -196,7 +197,7 @@ static void expect_right(const problem *p) {
     enqueue(&r, &dw__sm90_linear_program, &call);
     if (!p->keeps_q) {
         call.call = product_of(&r);
-        enqueue(&r, &dw__graph_gemm_hopper, &call);
+        enqueue_product(&r.context, &call);
     }
     call.call = rope_of(&r, &r.expected);
     enqueue(&r, &dw__gpu_rope, &call);
