@@ -320,6 +320,12 @@ def _stop_column(made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y + made
 
 
+def _stop_transposed(made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y.t()[0] = made[:, 0]
+    return y + made
+
+
 def _stop_detached(made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     y[:, 0] = made[:, 0].detach() * made[:, 1]
     return y + made
@@ -331,7 +337,8 @@ def _stop_detached(made: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         (_stop_all, True),
         (_stop_slice, True),
         (_stop_written, False),
-        (_stop_column, False),
+        (_stop_column, True),
+        (_stop_transposed, False),
         (_stop_detached, True),
     ],
 )
