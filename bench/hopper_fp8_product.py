@@ -3,7 +3,8 @@
     python3 bench/hopper_fp8_product.py [MxNxK ...] [--rounds N] [--json FILE]
 
 The product y = x w^T with x m x k and w n x k, in BF16, and codes of both in the one orientation that it needs. Times are
-medians of the rounds, in turns, each call after a buffer larger than the L2 cache has been filled. Rates are those of the
+the profiler's of all kernels of a call, medians of the rounds, in turns, each call after a buffer larger than the L2 cache
+has been filled. Copies of operands to the GPU, which an operation of a plan begins with, do not count. Rates are those of the
 product with the times of all quantization that the line names, in TFLOP/s. Three ways:
 
     tensor   one scale for each tensor, found in the call, and fast accumulation
@@ -119,24 +120,41 @@ def torch_calls(m: int, n: int, k: int) -> dict:
     return {"gemm": product, "x": lambda: quantize(x), "w": lambda: quantize(w)}
 
 
+def microseconds_of(events) -> list[float]:
+    """Returns the time of the kernels behind each filling of the cache."""
+    import torch
+
+    on_gpu = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    found: list[float] = []
+    for event in sorted(on_gpu, key=lambda event: event.time_range.start):
+        if "FillFunctor" in event.name:
+            found.append(0.0)
+        elif found and not event.name.startswith("Memcpy"):
+            found[-1] += event.device_time
+    return found
+
+
 def median_us(functions: dict, rounds: int) -> dict:
     """Returns the median time of each, in turns, out of a cold cache."""
     import torch
+    from torch.profiler import ProfilerActivity
 
     flush = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times: dict = {name: [] for name in functions}
     for function in functions.values():
         function()
-    for _ in range(rounds):
-        for name, function in functions.items():
-            flush.fill_(1)
-            begin.record()
-            function()
-            end.record()
-            end.synchronize()
-            times[name].append(begin.elapsed_time(end) * 1e3)
-    return {name: statistics.median(found) for name, found in times.items()}
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(rounds):
+            for function in functions.values():
+                flush.fill_(1)
+                function()
+        torch.cuda.synchronize()
+    found = microseconds_of(profiler.events())
+    if len(found) != rounds * len(functions):
+        sys.exit(
+            f"hopper_fp8_product: {len(found)} calls were found; expected {rounds * len(functions)}"
+        )
+    return {name: statistics.median(found[i :: len(functions)]) for i, name in enumerate(functions)}
 
 
 def measure(size: str, rounds: int) -> dict:
