@@ -53,7 +53,7 @@ dw_status dw__lower_node(dw__lowering *l, dw_node node) {
     if (row_of(l, node)->view == DW__VIEW_SLICE || row_of(l, node)->view == DW__VIEW_PERMUTE)
         return dw__lower_view(l, node); /* the same */
     if (row_of(l, node)->rotates) return dw__lower_rope(l, node);
-    if (record->op == DW_OP_ATTENTION) return dw__lower_attention(l, node);
+    if (row_of(l, node)->rotated) return dw__lower_attention(l, node);
     DW_RETURN_IF_FAILED(dw__lower_deferred_inputs(l, node, DW_NONE));
     if (dw__op_is_view(record->op)) return dw__lower_view(l, node);
     if (row_of(l, node)->concatenates) return dw__lower_concat(l, node);

@@ -120,10 +120,10 @@ static bool may_wait_for_attention(dw__lowering *l, dw_node node) {
     const dw__node_record *record = record_of(l, node);
     dw__tensor q;
     if (!l->plan->target.context || dw__lower_type(l, record->outputs[0], &q) != DW_OK ||
-        !dw__attention_may_rotate(&q, &l->plan->target.gpu))
+        !dw__may_rotate_queries(&q, &l->plan->target.gpu))
         return false;
     const dw_node reader = first_reader(l, record->outputs[0], 0, 0);
-    return reader != DW_NONE && record_of(l, reader)->op == DW_OP_ATTENTION &&
+    return reader != DW_NONE && row_of(l, reader)->rotated &&
            record_of(l, reader)->inputs[0] == record->outputs[0] &&
            record_of(l, reader)->backward == record->backward && is_near(l, node, reader);
 }
@@ -219,7 +219,7 @@ static bool reads_as_it_writes(const dw__lowering *l, dw__step *program, uint32_
     if (count <= 0 || dw__tensor_count(&input->view) != count) return false;
     program->replaced = (int)i;
     if (dw__op_table[program->op].rotates ||
-        program->op == DW_OP_ATTENTION) /* its kernel looks at the order of the elements */
+        dw__op_table[program->op].rotated) /* its kernel looks at the order of the elements */
         return reads == 1 && input->offset == 0 && dw__lower_is_whole(l, result) &&
                dw__tensor_count(&result->view) == count;
     if (reads == 1) return dw__lower_is_whole(l, input);
@@ -363,7 +363,7 @@ static bool may_be_paired(const dw__lowering *l, const dw__step *program) {
         const dw__operand *input = &program->inputs[i];
         if (!dw__lower_waits(l, input)) return false;
         const dw_node node = deferred_node(l, program, i);
-        if (record_of(l, node)->op != DW_OP_LINEAR || !may_have_epilogue(l, node) ||
+        if (!row_of(l, node)->paired || !may_have_epilogue(l, node) ||
             !dw__lower_is_whole(l, input) || dw__tensor_count(&input->view) != count)
             return false;
     }

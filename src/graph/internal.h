@@ -154,6 +154,8 @@ typedef struct dw__op_row {
     bool quantizes;    /* rounds its first operand to a scheme */
     bool tile_codes;   /* its results are codes and scales as tensor cores read them, in tiles */
     bool rotates; /* pairs of elements of its first operand's rows: a product's kernel may do it */
+    bool rotated; /* its kernel may rotate its first operand, which a row that rotates makes */
+    bool paired;  /* a program's kernel may compute two with the same first operand */
     bool reads_codes; /* operands may be codes (number/dtype_kinds.h) */
     bool commutative;
     bool stops_gradient; /* the derivative is zero or undefined, so operands get no gradient */

@@ -436,7 +436,7 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .cost = dw__cost_softmax},
     [DW_OP_LINEAR] = { /* x w^T + b */
         .name = "linear", .stratum = DW__COMPOSITE, .operands = {"x", "w", "b"},
-        .min_inputs = 2, .max_inputs = 3, .optional_inputs = OPERAND(2),
+        .paired = true, .min_inputs = 2, .max_inputs = 3, .optional_inputs = OPERAND(2),
         .allowed_attrs = A(TRANSPOSE_W), .infer = dw__infer_linear,
         .gradient = dw__gradient_linear, .expand = dw__expand_linear, .cost = dw__cost_linear},
     [DW_OP_QUANTIZED_LINEAR] = { /* linear with quantized operands */
@@ -540,7 +540,7 @@ const dw__op_row dw__op_table[DW_OP_COUNT] = {
         .expand = dw__expand_dropout, .cost = dw__cost_elementwise},
     [DW_OP_ATTENTION] = { /* softmax(scale q k^T + mask) v, lse */
         .name = "attention", .stratum = DW__COMPOSITE,
-        .operands = {"q", "k", "v", "mask", "seed"}, .min_inputs = 3, .max_inputs = 5,
+        .operands = {"q", "k", "v", "mask", "seed"}, .rotated = true, .min_inputs = 3, .max_inputs = 5,
         .optional_inputs = OPERAND(3) | OPERAND(4), .required_attrs = A(SCALE),
         .allowed_attrs = A(SCALE) | A(SOFTCAP) | A(CAUSAL) | A(WINDOW) | A(P) | A(STREAM),
         .infer = dw__infer_attention, .gradient = dw__gradient_attention,

@@ -270,7 +270,7 @@ typedef enum dw__epilogues {
 } dw__epilogues;
 dw__epilogues dw__epilogues_wanted(void);
 /* Returns whether a kernel of the GPU may rotate such queries, [batch, heads, seq_len, head_dim], in their attention. */
-bool dw__attention_may_rotate(const dw__tensor *q, const dw__gpu_target *gpu);
+bool dw__may_rotate_queries(const dw__tensor *q, const dw__gpu_target *gpu);
 /* DW_INVALID_ARGUMENT: one of these two variables has another value. The functions above take it for the default. */
 dw_status dw__check_choices(void); /* choices.c */
 bool dw__kernel_sums_operands(dw_op op, bool on_gpu);

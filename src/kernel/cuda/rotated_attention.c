@@ -73,7 +73,7 @@ static dw__attention_shape shape_of(const dw__rotated_attention *r, int sm_count
 
 /* ---- the entry -------------------------------------------------------------------------------------- */
 
-bool dw__attention_may_rotate(const dw__tensor *q, const dw__gpu_target *gpu) {
+bool dw__may_rotate_queries(const dw__tensor *q, const dw__gpu_target *gpu) {
     return gpu->capability == 90 && q->rank == 4 && dw__dtype_is_half(q->dtype) &&
            (q->shape[3] == 64 || q->shape[3] == 128) && q->shape[2] >= LEAST_QUERIES &&
            dw__epilogues_wanted() == DW__EPILOGUES_ALL;
@@ -85,7 +85,7 @@ static bool computes(const dw__call *rope, const dw__gpu_target *gpu) {
     const dw__tensor *x = &rope->inputs[DW_ROPE_X], *cosines = &rope->inputs[DW_ROPE_COS],
                      *sines = &rope->inputs[DW_ROPE_SIN];
     if (!attention || attention->op != DW_OP_ATTENTION || rope->replaced != Q || x->rank != 4 ||
-        x->dtype != attention->inputs[K].dtype || !dw__attention_may_rotate(x, gpu) ||
+        x->dtype != attention->inputs[K].dtype || !dw__may_rotate_queries(x, gpu) ||
         x->shape[2] > attention->inputs[K].shape[2] ||
         dw__call_int(rope, DW_ATTR_KEY_INTERLEAVED, 0) != 0 ||
         dw__call_int(rope, DW_ATTR_KEY_TRANSPOSED, 0) != 0)
@@ -174,7 +174,7 @@ static void example(uint64_t params, int index, dw__call *c) {
 }
 
 const dw__kernel dw__gpu_rotated_attention = {
-    .name = "rope_attention",
+    .name = "sm90_rope_attention",
     .op = DW_OP_ROPE,
     .backend = "deepwell",
     .kind = DW__CALL_OPERATION,
