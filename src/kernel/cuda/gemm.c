@@ -81,7 +81,7 @@ static bool is_mxfp8(dw_scheme scheme) {
     return scheme == DW_SCHEME_MXFP8 || scheme == DW_SCHEME_MXFP8_E5M2;
 }
 
-/* What the codes of D may be, and what only codes of fp8-block have. */
+/* Checks which codes D becomes, and the members that only codes of fp8-block have. */
 static dw_status check_scheme_d(const dw_gemm *c) {
     const bool blocks = dw__gemm_has_blocks_d(c);
     if (c->quantized_d && !blocks && dw__gemm_scheme_d(c) != DW_SCHEME_MXFP8)

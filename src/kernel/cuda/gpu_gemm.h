@@ -297,7 +297,9 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *call, const dw__sm90_progr
                           dw__sm90_shape shape, const dw__context *context,
                           const dw__variant *variant);
 extern const dw__kernel dw__sm90_linear_program, dw__sm90_segment_program; /* sm90_program.c */
-extern const dw__kernel dw__sm90_linear_pair;                              /* sm90_pair.c */
+/* Makes the call of a linear layer with n columns, for the first-use check of a product with something behind it. */
+void dw__sm90_example_linear(const dw__sm90_shape *shape, int index, int64_t n, dw__call *c);
+extern const dw__kernel dw__sm90_linear_pair; /* sm90_pair.c */
 
 /* ---- sm90_program_rope.c: rotary position embedding behind a product ----------------------------- */
 

@@ -420,7 +420,7 @@ dw_status dw__sm90_launch(const dw__gemm_groups_call *c, const dw__sm90_program 
     const dw_sm90_loss *loss = program ? program->loss : NULL;
     const dw_gemm *second = program ? program->second : NULL;
     const dw_matrix *d = shape.coded ? &g->plain_d : &g->d;
-    /* Of A and B, which nothing reads if k is 0; of D for a loss, or of the second B. */
+    /* The maps of A and B, which nothing reads if k is 0, and of a loss's D or the second B. */
     dw__tensor_map maps[3] = {0};
     dw_sm90_gemm_params params = {
         .m = (int)g->m,

@@ -245,23 +245,8 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
 /* One layer whose halves stand for two: edges in every direction, more steps than a ring has stages, and several tiles
  * for a block. */
 static void example(uint64_t params, int index, dw__call *c) {
-    static const dw_attr plain = {.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = 0};
     const dw__sm90_shape s = ((const form *)dw__program_at(params)->form)->shape;
-    const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
-    const int64_t m = 300 + 64 * index, k = 456, n = 2 * (72 + 128 * index);
-    *c = (dw__call){
-        .op = DW_OP_LINEAR,
-        .attr_count = s.turned_b,
-        .attrs = &plain,
-        .input_count = 3,
-        .output_count = 1,
-        .inputs = {{.dtype = type, .rank = 2, .shape = {m, k}},
-                   {.dtype = type, .rank = 2, .shape = {s.turned_b ? k : n, s.turned_b ? n : k}},
-                   {.dtype = type, .rank = s.bias ? 1 : -1, .shape = {n}}},
-        .outputs = {{.dtype = type, .rank = 2, .shape = {m, n}}}};
-    for (uint32_t i = 0; i < c->input_count; i++)
-        if (c->inputs[i].rank >= 0) dw__tensor_set_contiguous(&c->inputs[i]);
-    dw__tensor_set_contiguous(&c->outputs[0]);
+    dw__sm90_example_linear(&s, index, 2 * (72 + 128 * index), c);
 }
 
 const dw__kernel dw__sm90_linear_pair = {

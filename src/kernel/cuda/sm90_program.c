@@ -443,14 +443,11 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
 
 /* ---- the first-use check ----------------------------------------------------------------------------- */
 
-/* A product with edges in every direction, more steps than a ring has stages, and several tiles for a block; A's rows
- * are as long as D's or longer, because they stand for operands. */
-static void example_linear(uint64_t params, int index, dw__call *c) {
+void dw__sm90_example_linear(const dw__sm90_shape *shape, int index, int64_t n, dw__call *c) {
     static const dw_attr plain = {.key = DW_ATTR_KEY_TRANSPOSE_W, .integer = 0};
-    const dw__sm90_shape s = ((const form *)dw__program_at(params)->form)->shape;
+    const dw__sm90_shape s = *shape;
     const dw_dtype type = s.f16 ? DW_F16 : DW_BF16;
-    const int64_t m = 300 + 64 * index, k = 456,
-                  n = s.halves ? 144 + 256 * index : 136 + 128 * index;
+    const int64_t m = 300 + 64 * index, k = 456;
     *c = (dw__call){
         .op = DW_OP_LINEAR,
         .attr_count = s.turned_b,
@@ -464,6 +461,13 @@ static void example_linear(uint64_t params, int index, dw__call *c) {
     for (uint32_t i = 0; i < c->input_count; i++)
         if (c->inputs[i].rank >= 0) dw__tensor_set_contiguous(&c->inputs[i]);
     dw__tensor_set_contiguous(&c->outputs[0]);
+}
+
+/* A product with edges in every direction, more steps than a ring has stages, and several tiles for a block; A's rows
+ * are as long as D's or longer, because they stand for operands. */
+static void example_linear(uint64_t params, int index, dw__call *c) {
+    const dw__sm90_shape s = ((const form *)dw__program_at(params)->form)->shape;
+    dw__sm90_example_linear(&s, index, s.halves ? 144 + 256 * index : 136 + 128 * index, c);
 }
 
 /* Rows of whole vectors; with halves, each of them begins at a multiple of 16 bytes. */
