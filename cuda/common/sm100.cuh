@@ -19,13 +19,6 @@ DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Returns the address in block `rank` that corresponds to `address` in this block.
-DEVICE uint32 cluster_address(uint32 address, uint32 rank) {
-    uint32 mapped;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-    return mapped;
-}
-
 // Arrives at a barrier of any block of the cluster.
 DEVICE void barrier_arrive_cluster(uint32 barrier) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

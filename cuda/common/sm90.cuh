@@ -24,6 +24,13 @@ struct __align__(64) tensor_map {
 
 DEVICE uint32 shared_address(const void *pointer) { return (uint32)__cvta_generic_to_shared(pointer); }
 
+// Returns the address in the cluster's block `rank` that corresponds to `address` in this block.
+DEVICE uint32 cluster_address(uint32 address, uint32 rank) {
+    uint32 mapped;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
+    return mapped;
+}
+
 DEVICE uint32 lane_index() { return threadIdx.x & 31; }
 
 // Returns true in one lane of a converged warp.

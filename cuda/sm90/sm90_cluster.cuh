@@ -50,13 +50,6 @@ DEVICE void expect_sums(uint32 arrived) {
     }
 }
 
-// Returns the address in the shared memory of the cluster's block `rank` that corresponds to one in this block's.
-DEVICE uint32 address_in(uint32 address, int rank) {
-    uint32 mapped;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
-    return mapped;
-}
-
 DEVICE void store_in_cluster(uint32 to, const float *x, uint32 barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
                  "r"(__float_as_uint(x[0])), "r"(__float_as_uint(x[1])), "r"(__float_as_uint(x[2])), "r"(__float_as_uint(x[3])),
@@ -91,10 +84,10 @@ DEVICE void send_sums(const shared_layout &s, int rank, float *sums) {
     for (int strip = 0; strip < STRIPS; strip++) {
         const int owner = owner_of(strip), other = (rank - owner - 1 + CLUSTER) % CLUSTER;
         if (owner == rank) continue;
-        const uint32 barrier = address_in(warpgroup_barrier(s), owner);
+        const uint32 barrier = cluster_address(warpgroup_barrier(s), owner);
 #pragma unroll
         for (int half = 0; half < STRIP_HALVES; half++) {
-            const uint32 to = address_in(place_of_sums(s, strip, other, half), owner);
+            const uint32 to = cluster_address(place_of_sums(s, strip, other, half), owner);
 #pragma unroll
             for (int i = 0; i < 4; i++) store_in_cluster(to + i * 2048, sums_of_strip(sums, strip, half) + 4 * i, barrier);
         }
