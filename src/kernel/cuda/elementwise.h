@@ -60,6 +60,9 @@ dw_status dw__elementwise_print_steps(const dw__body *body, const dw_dtype *outp
 const char *dw__elementwise_element(dw_dtype dtype);
 /* True of a body that may have data errors: it divides integers, or raises them to powers. */
 bool dw__elementwise_may_fail(const dw__body *body);
+/* DW_UNSUPPORTED if the program's body may have data errors; `what` says why, such as "divides integers". */
+dw_status dw__elementwise_check(const dw__kernel *kernel, const dw__call *program,
+                                const char *what);
 /* True if the body reads input `i` as the key of random numbers and not otherwise. */
 bool dw__elementwise_is_random_key(const dw__body *body, uint32_t i);
 /* The inverse that quotient() of cuda/common/elementwise.cuh multiplies by; the size is below 2^31. */

@@ -150,6 +150,17 @@ bool dw__elementwise_may_fail(const dw__body *body) {
     return false;
 }
 
+dw_status dw__elementwise_check(const dw__kernel *kernel, const dw__call *program,
+                                const char *what) {
+    dw__body *body = dw__calloc(1, sizeof *body);
+    if (!body) return dw__fail_memory("an elementwise program", sizeof *body);
+    dw_status status = dw__elementwise_body(program, body);
+    if (status == DW_OK && dw__elementwise_may_fail(body))
+        status = dw__fail(DW_UNSUPPORTED, "%s: the program %s", kernel->name, what);
+    dw__free(body);
+    return status;
+}
+
 bool dw__elementwise_is_random_key(const dw__body *body, uint32_t input) {
     bool is_key = false;
     for (int i = 0; i < body->code_count; i++) {

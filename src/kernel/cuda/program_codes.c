@@ -72,17 +72,6 @@ static bool params_of(const dw__call *c, const form *f, dw_program_codes_params 
     return true;
 }
 
-/* Keys of random numbers are no operands in 16 bits, so that no program draws any. */
-static dw_status check_body(const dw__kernel *kernel, const dw__call *c) {
-    dw__body *body = dw__calloc(1, sizeof *body);
-    if (!body) return dw__fail_memory("an elementwise program", sizeof *body);
-    dw_status status = dw__elementwise_body(c, body);
-    if (status == DW_OK && dw__elementwise_may_fail(body))
-        status = dw__fail(DW_UNSUPPORTED, "%s: the program divides integers", kernel->name);
-    dw__free(body);
-    return status;
-}
-
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     dw_program_codes_params p;
@@ -93,7 +82,8 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     if (dw__epilogues_wanted() == DW__EPILOGUES_OFF)
         return dw__fail(DW_UNSUPPORTED, "%s: DEEPWELL_EPILOGUES is \"off\"", kernel->name);
     if (!form_of(c, &f) || !params_of(c, &f, &p)) return dw__kernel_refuse(kernel);
-    return check_body(kernel, c);
+    /* Keys of random numbers are no operands in 16 bits, so that no program draws any. */
+    return dw__elementwise_check(kernel, c, "divides integers");
 }
 
 /* ---- the source ------------------------------------------------------------------------------------- */

@@ -143,16 +143,6 @@ static dw_status print_source(const dw__call *c, const dw__body *body, const for
 
 /* ---- the entry -------------------------------------------------------------------------------------- */
 
-static dw_status check_body(const dw__kernel *kernel, const dw__call *program) {
-    dw__body *body = dw__calloc(1, sizeof *body);
-    if (!body) return dw__fail_memory("an elementwise program", sizeof *body);
-    dw_status status = dw__elementwise_body(program, body);
-    if (status == DW_OK && dw__elementwise_may_fail(body))
-        status = dw__fail(DW_UNSUPPORTED, "%s: the program computes with integers", kernel->name);
-    dw__free(body);
-    return status;
-}
-
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__operation_call *given = call;
     const dw__call *c = &given->call;
@@ -167,7 +157,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
         return dw__kernel_refuse(kernel);
     DW_RETURN_IF_FAILED(dw__sm90_supports(&p.first.gemm, p.first.turned, gpu));
     DW_RETURN_IF_FAILED(dw__sm90_supports(&p.second.gemm, p.second.turned, gpu));
-    return check_body(kernel, c->epilogue);
+    return dw__elementwise_check(kernel, c->epilogue, "computes with integers");
 }
 
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,
