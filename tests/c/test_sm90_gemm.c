@@ -532,7 +532,7 @@ static void check_block_codes(block_codes *b, const dw_device *device, const mat
     free(numbers), free(codes), free(scales);
 }
 
-/* What makes blocks special: zeros, an infinity, a NaN, and magnitudes for which the codes need division. F16 has no such
+/* Makes some blocks special, by zeros, an infinity, a NaN, and magnitudes whose codes need division. F16 has no such
  * magnitudes. */
 static void set_special_rows(run *r) {
     const int m = r->a.rows, k = r->a.columns;
