@@ -252,14 +252,21 @@ typedef struct dw__sm90_split {
 } dw__sm90_split;
 dw__sm90_split dw__sm90_split_of(const dw__gemm_groups_call *call, const dw__sm90_shape *shape,
                                  int sm_count);
-/* Chooses the tile with the fewest clocks for a checked call, the first of nearly equal ones. Blocks share tiles if that
- * takes fewer clocks and the call's workspace has room for their sums. */
+/* A variant that computes a call, with the clocks that the cost model counts. */
+typedef struct dw__sm90_proposal {
+    dw__sm90_shape shape;
+    double clocks;
+} dw__sm90_proposal;
+enum { DW__SM90_MOST_PROPOSALS = 2 * DW__SM90_TILES };
+/* All of them for a checked call, in the order of the tiles. Blocks share tiles if the call's workspace has room for their
+ * sums. Returns their number. `best` receives the one with the fewest clocks, the first of nearly equal ones. */
+int dw__sm90_proposals(const dw__gemm_groups_call *call, int sm_count,
+                       dw__sm90_proposal proposals[DW__SM90_MOST_PROPOSALS], int *best);
+/* Chooses the best by the cost model. */
 dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *call, int sm_count);
 dw__jit_variant dw__sm90_variant(const dw__sm90_shape *shape);
 dw_status dw__sm90_entry_points(const dw__kernel *kernel, int capability, uint64_t params,
                                 dw__entry_point points[DW__ENTRY_POINTS]);
-/* Bytes of workspace with which the call of one product is fastest. */
-size_t dw__sm90_workspace(const dw_gemm *call, dw__gemm_turned turned, int sm_count);
 /* DW_UNSUPPORTED: the call has codes. */
 dw_status dw__sm90_check_types(const dw_gemm *call);
 /* As the entry's functions, for one product with turned operands. */
@@ -269,6 +276,17 @@ dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw
 /* Enqueues a call of any number of GEMMs; the variant is one of dw__sm90_shape_of. */
 dw_status dw__sm90_enqueue(const dw__gemm_groups_call *call, const dw__context *context,
                            const dw__variant *variant);
+
+/* sm90_choice.c: chooses among the proposals for one GEMM whose clocks are close to the fewest by a measurement, which is
+ * made once for each GPU model and kept on disk. Products that are not worth it, that have codes or that are parts of
+ * larger calls have the cost model's. Measures on a stream and memory of its own, also while the caller records a graph.
+ * Never fails. */
+dw__sm90_shape dw__sm90_choose(const dw__gemm_groups_call *call, const dw__context *context);
+/* Bytes of workspace with which the call of one product is fastest. Chooses, too. */
+size_t dw__sm90_workspace(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context);
+/* Returns what is kept; false if nothing was measured. */
+bool dw__sm90_measured(const dw__gemm_groups_call *call, const dw__context *context,
+                       dw__sm90_shape *shape, double *seconds);
 
 /* The compile-time parameters of rotary position embedding behind a GEMM; `columns` 0: there is none. */
 typedef struct dw__sm90_rope_form {

@@ -415,7 +415,7 @@ static dw_status find_ours(const gemm_key *k, const dw__context *context, our_ge
         k->batch != 1 || k->calls != 1 || k->sums || k->apart || k->scales)
         return DW_UNSUPPORTED;
     DW_RETURN_IF_FAILED(dw__sm90_supports(&g, turned, &target));
-    g.workspace_bytes = dw__sm90_workspace(&g, turned, context->sm_count);
+    g.workspace_bytes = dw__sm90_workspace(&g, turned, context);
     ours->call = dw__gemm_single(&g, turned);
     ours->context = context;
     DW_RETURN_IF_FAILED(dw__sm90_prepare(&g, turned, context, &ours->variant));
@@ -449,6 +449,7 @@ static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context
         .type_a = (dw_dtype)k->type_b,
         .type_b = (dw_dtype)k->type,
         .type_c = (dw_dtype)k->result,
+        .type_bias = (dw_dtype)(sums ? k->sum_type : k->result),
         .flops = 2.0 * (double)k->m * (double)k->n * (double)k->k * (double)k->batch,
         .handle = g->handle,
         .product = g->product,

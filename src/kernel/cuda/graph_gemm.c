@@ -86,7 +86,7 @@ static dw_status prepare_on(const graph_call *g, const dw__context *context,
                             const dw__variant **variant) {
     if (context->capability == 90) {
         dw_gemm gemm = g->gemm;
-        gemm.workspace_bytes = dw__sm90_workspace(&gemm, g->turned, context->sm_count);
+        gemm.workspace_bytes = dw__sm90_workspace(&gemm, g->turned, context);
         return dw__sm90_prepare(&gemm, g->turned, context, variant);
     }
     if (dw__gpu_is_blackwell(context->capability))
@@ -135,7 +135,7 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
     if (!call_of(call, &g)) return;
     const dw__kernel *by = dw__gemm_kernel_on(&g.gemm, gpu->capability);
     if (kernel == &dw__graph_gemm_hopper)
-        g.gemm.workspace_bytes = dw__sm90_workspace(&g.gemm, g.turned, gpu->sm_count);
+        g.gemm.workspace_bytes = SIZE_MAX; /* as much as the fastest tile needs */
     by->seconds(by, &g.gemm, gpu, result);
 }
 
@@ -144,7 +144,7 @@ static dw_status hopper_workspace(const dw__kernel *kernel, const void *call,
     graph_call g;
     (void)kernel;
     (void)call_of(call, &g);
-    *bytes = dw__sm90_workspace(&g.gemm, g.turned, context->sm_count);
+    *bytes = dw__sm90_workspace(&g.gemm, g.turned, context);
     return DW_OK;
 }
 

@@ -8,29 +8,20 @@
  * Runs of all algorithms take turns. Before each run the L2 cache is overwritten. The first algorithm is kept unless
  * another is faster by 3 %.
  *
- * A kernel of ours that computes the same is then measured beside the chosen one, and both times are kept. A GPU that
- * multiplies for some milliseconds is slowed by its power limit, as it is in a training step, and one kernel more than the
- * other; so each runs for some milliseconds without a pause, in turns.
+ * A kernel of ours that computes the same is then measured beside the chosen one under load (kernel_loads.h), and both
+ * times are kept.
  */
 #include "kernel/cuda/lt_algorithm.h"
-#include "deepwell/number.h"
-#include "jit/jit_internal.h"
-#include "kernel/gpu_kernel.h"
+#include "kernel/cuda/kernel_loads.h"
 #include "kernel/tune.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WARMUPS = 1, RUNS = 5, PATTERN_BYTES = 1 << 18, WORDS = 8, DIGITS = 16, TEXT_BYTES = 160 };
-enum { LOADS = 3, LEAST_LOAD_RUNS = 3, MOST_LOAD_RUNS = 32 };
-static const double least_flops = 1e9, least_gain = 0.03, load_seconds = 4e-3;
+enum { WARMUPS = 1, RUNS = 5, WORDS = 8, DIGITS = 16, TEXT_BYTES = 160 };
+static const double least_gain = 0.03;
 static const char entry[] = "cublaslt"; /* of the class in the file */
-
-static bool is_on(void) {
-    const char *value = getenv("DEEPWELL_AUTOTUNE");
-    return !value || (strcmp(value, "0") != 0 && strcmp(value, "off") != 0);
-}
 
 /* ---- what is kept ------------------------------------------------------------------------------------------- */
 
@@ -102,154 +93,63 @@ dw_status dw__lt_each_measured(const char *gpu,
 
 typedef struct bench {
     const dw__lt_gemm *gemm;
-    const dw_device *device;
-    void *stream, *events[MOST_LOAD_RUNS][2]; /* around each run of a load */
-    char *memory;
-    size_t bytes, workspace_bytes, flush_bytes;
-    void *a, *b, *c, *d, *bias, *workspace, *flush;
+    const dw__lt_algorithm *algorithms,
+        *beside; /* what is measured: the algorithms, or one beside the other kernel */
+    dw__loads loads;
+    dw__lt_operands operands;
+    void *c;
 } bench;
 
-static size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
-
-/* Operands are nearly normal numbers, because zeros would draw less power and run at another clock. */
-static dw_status fill(const bench *m, const void *pattern, char *to, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += PATTERN_BYTES) {
-        const size_t left = bytes - at;
-        DW_RETURN_IF_FAILED(m->device->copy_in(
-            to + at, pattern, left < PATTERN_BYTES ? left : PATTERN_BYTES, m->stream));
-    }
-    return DW_OK;
-}
-
-/* Writes nearly normal numbers, or their codes. */
-static dw_status make_pattern(dw_dtype type, void *pattern) {
-    enum { CHUNK = 256 };
-    const dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
-    float numbers[CHUNK];
-    if (!dw__dtype_is_code(type)) {
-        for (size_t i = 0; i < PATTERN_BYTES / dw_dtype_bytes(type); i++)
-            dw__trial_set(pattern, type, i, dw__trial_normal(7, 0, i));
-        return DW_OK;
-    }
-    for (size_t at = 0; at < PATTERN_BYTES; at += CHUNK) {
-        for (size_t i = 0; i < CHUNK; i++) numbers[i] = 16.0f * dw__trial_normal(7, 0, at + i);
-        DW_RETURN_IF_FAILED(dw_encode(type, CHUNK, numbers, &options, (uint8_t *)pattern + at));
-    }
-    return DW_OK;
-}
-
-static dw_status fill_operands(const bench *m) {
-    const dw__lt_gemm *g = m->gemm;
-    const struct {
-        void *to;
-        size_t bytes;
-        dw_dtype type;
-    } operands[] = {{m->a, g->a_bytes, g->type_a},
-                    {m->b, g->b_bytes, g->type_b},
-                    {m->c, g->c_bytes, g->type_c}};
-    dw_status status = DW_OK;
-    void *pattern = NULL;
-    DW_RETURN_IF_FAILED(m->device->host_allocate(PATTERN_BYTES, &pattern));
-    for (size_t i = 0; i < DW_COUNT(operands); i++) {
-        DW_TRY(make_pattern(operands[i].type, pattern));
-        DW_TRY(fill(m, pattern, operands[i].to, operands[i].bytes));
-        DW_TRY(m->device->stream_synchronize(m->stream)); /* the pattern is made anew */
-    }
-    if (g->bias_bytes) DW_TRY(m->device->fill_on(m->bias, 0, g->bias_bytes, m->stream));
-
-cleanup:
-    if (m->device->stream_synchronize(m->stream) != DW_OK && status == DW_OK) status = DW_DEVICE;
-    m->device->host_release(pattern);
-    return status;
-}
-
 static dw_status open_bench(bench *m, const dw__lt_gemm *g, size_t workspace_bytes) {
-    const size_t sizes[] = {g->a_bytes,
-                            g->b_bytes,
-                            g->c_bytes,
-                            g->d_bytes,
-                            g->bias_bytes,
-                            workspace_bytes,
-                            2 * (size_t)g->context->l2_bytes};
-    void **const places[] = {&m->a, &m->b, &m->c, &m->d, &m->bias, &m->workspace, &m->flush};
-    *m = (bench){.gemm = g,
-                 .device = g->context->device,
-                 .workspace_bytes = workspace_bytes,
-                 .flush_bytes = 2 * (size_t)g->context->l2_bytes};
-    for (size_t i = 0; i < DW_COUNT(sizes); i++) m->bytes += padded(sizes[i]);
-    DW_RETURN_IF_FAILED(m->device->allocate(m->bytes, (void **)&m->memory));
-    char *at = m->memory;
-    for (size_t i = 0; i < DW_COUNT(sizes); at += padded(sizes[i++])) *places[i] = at;
-    DW_RETURN_IF_FAILED(m->device->stream_create(&m->stream));
-    for (size_t i = 0; i < DW_COUNT(m->events); i++)
-        for (size_t j = 0; j < DW_COUNT(m->events[i]); j++)
-            DW_RETURN_IF_FAILED(m->device->event_create(&m->events[i][j]));
-    if (g->bias_bytes)
-        DW_RETURN_IF_FAILED(dw__cublaslt_check(
-            g->library->product_set(g->product, DW_LT_BIAS_POINTER, &m->bias, sizeof m->bias),
-            "cublasLtMatmulDescSetAttribute"));
-    return fill_operands(m);
+    dw__lt_operands *o = &m->operands;
+    const dw__load_part parts[] = {
+        {&o->a, g->a_bytes, true, g->type_a},
+        {&o->b, g->b_bytes, true, g->type_b},
+        {&m->c, g->c_bytes, true, g->type_c},
+        {&o->d, g->d_bytes, false, g->type_c},
+        {&o->bias, g->bias_bytes, true, g->type_bias},
+        {&o->workspace, workspace_bytes, false, DW_F32},
+    };
+    DW_RETURN_IF_FAILED(dw__loads_open(&m->loads, g->context, parts, DW_COUNT(parts)));
+    if (!g->bias_bytes) return DW_OK;
+    return dw__cublaslt_check(
+        g->library->product_set(g->product, DW_LT_BIAS_POINTER, &o->bias, sizeof o->bias),
+        "cublasLtMatmulDescSetAttribute");
 }
 
-static void close_bench(bench *m) {
-    if (m->stream) (void)m->device->stream_synchronize(m->stream);
-    if (m->memory) m->device->release(m->memory, m->bytes);
-    for (size_t i = 0; i < DW_COUNT(m->events); i++)
-        for (size_t j = 0; j < DW_COUNT(m->events[i]); j++)
-            if (m->events[i][j]) m->device->event_destroy(m->events[i][j]);
-    if (m->stream) m->device->stream_destroy(m->stream);
-}
-
-/* `algorithm`: NULL for the other kernel. */
-static dw_status multiply(const bench *m, const dw__lt_algorithm *algorithm) {
+static dw_status multiply(const bench *m, const dw__lt_algorithm *algorithm, void *stream) {
     static const float factors[] = {0.0f, 1.0f};
     const dw__lt_gemm *g = m->gemm;
+    const dw__lt_operands *o = &m->operands;
     const bool adds = g->c_bytes > 0;
-    const dw__lt_operands operands = {m->a, m->b, m->d, m->bias, m->workspace, m->stream};
-    if (!algorithm) return g->other(g->described, &operands);
-    return dw__cublaslt_check(g->library->multiply(g->handle, g->product, &factors[1], m->a, g->a,
-                                                   m->b, g->b, &factors[adds], adds ? m->c : m->d,
-                                                   g->c, m->d, g->d, algorithm->data, m->workspace,
-                                                   algorithm->workspace, m->stream),
+    return dw__cublaslt_check(g->library->multiply(g->handle, g->product, &factors[1], o->a, g->a,
+                                                   o->b, g->b, &factors[adds], adds ? m->c : o->d,
+                                                   g->c, o->d, g->d, algorithm->data, o->workspace,
+                                                   algorithm->workspace, stream),
                               "cublasLtMatmul");
 }
 
-/* The mean of `runs` runs that follow one another. */
-static dw_status time_load(const bench *m, const dw__lt_algorithm *algorithm, int runs,
-                           double *seconds) {
-    double sum = 0.0, now;
-    for (int i = 0; i < runs; i++) {
-        if (m->flush_bytes)
-            DW_RETURN_IF_FAILED(m->device->fill_on(m->flush, 0, m->flush_bytes, m->stream));
-        DW_RETURN_IF_FAILED(m->device->event_record(m->events[i][0], m->stream));
-        DW_RETURN_IF_FAILED(multiply(m, algorithm));
-        DW_RETURN_IF_FAILED(m->device->event_record(m->events[i][1], m->stream));
-    }
-    for (int i = 0; i < runs; i++) {
-        DW_RETURN_IF_FAILED(m->device->event_seconds(m->events[i][0], m->events[i][1], &now));
-        sum += now;
-    }
-    *seconds = sum / runs;
-    return DW_OK;
+static dw_status run_algorithm(const void *state, int which, void *stream) {
+    const bench *m = state;
+    return multiply(m, &m->algorithms[which], stream);
 }
 
-static int by_size(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
+enum { LIBRARY, OTHER, BOTH };
 
-static double median(double *times, int count) {
-    qsort(times, (size_t)count, sizeof times[0], by_size);
-    return times[count / 2];
+static dw_status run_beside(const void *state, int which, void *stream) {
+    const bench *m = state;
+    dw__lt_operands operands = m->operands;
+    operands.stream = stream;
+    return which == LIBRARY ? multiply(m, m->beside, stream)
+                            : m->gemm->other(m->gemm->described, &operands);
 }
 
 /* The fastest by the median of its runs. */
-static dw_status measure(const bench *m, const dw__lt_algorithm *algorithms, int count, int *best,
-                         double *seconds) {
+static dw_status measure(bench *m, int count, int *best, double *seconds) {
     double times[DW__LT_MOST_ALGORITHMS][RUNS], now;
     for (int run = -WARMUPS; run < RUNS; run++) {
         for (int i = 0; i < count; i++) {
-            const dw_status status = time_load(m, &algorithms[i], 1, &now);
+            const dw_status status = dw__loads_time(&m->loads, run_algorithm, m, i, 1, &now);
             if (i > 0 && (status == DW_UNSUPPORTED || status == DW_INTERNAL))
                 now = HUGE_VAL; /* the library refuses it */
             else
@@ -257,9 +157,9 @@ static dw_status measure(const bench *m, const dw__lt_algorithm *algorithms, int
             if (run >= 0) times[i][run] = now;
         }
     }
-    const double first = *seconds = median(times[0], RUNS);
+    const double first = *seconds = dw__loads_median(times[0], RUNS);
     for (int i = *best = 0; i < count; i++) {
-        const double of_this = median(times[i], RUNS);
+        const double of_this = dw__loads_median(times[i], RUNS);
         if (of_this >= first * (1.0 - least_gain) || of_this >= *seconds) continue;
         *best = i;
         *seconds = of_this;
@@ -269,21 +169,16 @@ static dw_status measure(const bench *m, const dw__lt_algorithm *algorithms, int
 
 /* The other kernel beside the library's algorithm, whose `seconds` are measured anew. `other` receives 0 if the kernel does
  * not compute the GEMM. */
-static dw_status measure_other(const bench *m, const dw__lt_algorithm *algorithm, double *seconds,
+static dw_status measure_other(bench *m, const dw__lt_algorithm *algorithm, double *seconds,
                                double *other) {
-    double times[2][LOADS], now;
-    const double wanted = load_seconds / *seconds;
-    const int runs = (int)fmin(fmax(wanted, LEAST_LOAD_RUNS), MOST_LOAD_RUNS);
+    double times[BOTH], now;
     *other = 0.0;
-    if (!m->gemm->other || time_load(m, NULL, 1, &now) != DW_OK) return DW_OK;
-    for (int load = -WARMUPS; load < LOADS; load++) {
-        for (int i = 0; i < 2; i++) {
-            DW_RETURN_IF_FAILED(time_load(m, i ? NULL : algorithm, runs, &now));
-            if (load >= 0) times[i][load] = now;
-        }
-    }
-    *seconds = median(times[0], LOADS);
-    *other = median(times[1], LOADS);
+    m->beside = algorithm;
+    if (!m->gemm->other || dw__loads_time(&m->loads, run_beside, m, OTHER, 1, &now) != DW_OK)
+        return DW_OK;
+    DW_RETURN_IF_FAILED(dw__loads_compare(&m->loads, run_beside, m, BOTH, *seconds, times));
+    *seconds = times[LIBRARY];
+    *other = times[OTHER];
     return DW_OK;
 }
 
@@ -297,13 +192,13 @@ static void make_choice(const dw__lt_gemm *g, const char *with, const dw__lt_alg
     size_t workspace = g->other_workspace > 0 ? g->other_workspace : 1;
     double other = 0.0;
     int best = 0;
-    bench m;
+    bench m = {.gemm = g, .algorithms = algorithms};
     for (int i = 0; i < count; i++)
         if (algorithms[i].workspace > workspace) workspace = algorithms[i].workspace;
     dw_status status = open_bench(&m, g, workspace);
-    if (status == DW_OK) status = measure(&m, algorithms, count, &best, &time.seconds);
+    if (status == DW_OK) status = measure(&m, count, &best, &time.seconds);
     if (status == DW_OK) status = measure_other(&m, &algorithms[best], &time.seconds, &other);
-    close_bench(&m);
+    dw__loads_close(&m.loads);
     if (status != DW_OK) {
         best = 0;
         other = 0.0;
@@ -313,24 +208,16 @@ static void make_choice(const dw__lt_gemm *g, const char *with, const dw__lt_alg
     (void)dw__tune_write_detail(g->context->name, g->name, with, &time, text);
 }
 
-/* A choice that cannot be kept would differ from run to run. */
-static bool can_be_kept(void) {
-    dw__private folder;
-    const dw_status status = dw__cache_open("tune", true, &folder);
-    dw__private_close(&folder);
-    return status == DW_OK;
-}
-
 void dw__lt_choose(const dw__lt_gemm *g, const dw__lt_algorithm *algorithms, int count,
                    size_t most_workspace, dw__lt_algorithm *chosen, double *seconds,
                    double *other) {
     char with[64];
     *chosen = algorithms[0];
     *seconds = *other = 0.0;
-    if (g->flops < least_flops || g->context->device != &dw__device_cuda || !is_on()) return;
+    if (!dw__loads_are_wanted(g->context, g->flops)) return;
     snprintf(with, sizeof with, "cuBLASLt %zu%s%s", g->library->version(), g->other ? beside : "",
              g->other ? dw_version() : "");
-    if (read_choice(g, with, most_workspace, chosen, seconds, other) || !can_be_kept()) return;
+    if (read_choice(g, with, most_workspace, chosen, seconds, other)) return;
     make_choice(g, with, algorithms, count);
     (void)read_choice(g, with, most_workspace, chosen, seconds, other);
 }

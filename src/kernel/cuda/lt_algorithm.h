@@ -17,8 +17,9 @@ typedef struct dw__lt_operands {
 typedef struct dw__lt_gemm {
     const dw__cublaslt *library;
     const dw__context *context;
-    const char *name;                /* of the GEMM: equal names have equal algorithms */
-    dw_dtype type_a, type_b, type_c; /* F32, F16, BF16; of A and B also E4M3, E5M2 */
+    const char *name; /* of the GEMM: equal names have equal algorithms */
+    /* F32, F16, BF16; of A and B also E4M3, E5M2. type_bias: of what bias_bytes counts. */
+    dw_dtype type_a, type_b, type_c, type_bias;
     double flops;
     void *handle, *product, *a, *b, *c, *d; /* c may be d */
     size_t a_bytes, b_bytes, d_bytes;       /* from the first element to the last */

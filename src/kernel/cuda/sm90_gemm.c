@@ -126,7 +126,8 @@ static bool may_split(const dw__gemm_groups_call *c, const dw__sm90_shape *s) {
            !c->gemm.row_scale;
 }
 
-dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
+/* What the call asks for, with the first tile. */
+static dw__sm90_shape without_tile(const dw__gemm_groups_call *c) {
     const bool coded = dw__gemm_has_blocks_d(&c->gemm);
     dw__sm90_shape shape = {
         .groups = (uint64_t)c->groups.kind,
@@ -154,29 +155,39 @@ dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
         .weighted = c->rows.weighted,
     };
     shape.promote = dw__sm90_has_codes(&shape) && (c->codes.blocks || !c->codes.fast);
-    dw__sm90_shape best = shape;
-    double least = INFINITY;
+    return shape;
+}
+
+int dw__sm90_proposals(const dw__gemm_groups_call *c, int sm_count,
+                       dw__sm90_proposal proposals[DW__SM90_MOST_PROPOSALS], int *best) {
+    dw__sm90_shape shape = without_tile(c);
     const int ways = c->gemm.workspace_bytes > 0 && may_split(c, &shape) ? 2 : 1;
+    double least = INFINITY;
+    int count = *best = 0;
     for (int trial = 0; trial < ways * DW__SM90_TILES; trial++) {
         shape.tile = (uint64_t)(trial % DW__SM90_TILES);
         shape.split = trial >= DW__SM90_TILES;
         if (!dw__sm90_exists(&shape)) continue;
         if (dw__sm90_tiles[shape.tile].cluster > 0 && !may_split(c, &shape)) continue;
         const dw__gemm_cost cost = dw__sm90_cost_of(c, &shape, sm_count);
-        if (!(cost.clocks * DW__SM90_CLOSE_CLOCKS < least)) continue;
+        if (isinf(cost.clocks)) continue; /* no tile would be shared */
         if (shape.split && dw__sm90_split_of(c, &shape, sm_count).bytes > c->gemm.workspace_bytes)
             continue;
-        least = cost.clocks;
-        best = shape;
+        proposals[count] = (dw__sm90_proposal){shape, cost.clocks};
+        if (count == 0 || cost.clocks * DW__SM90_CLOSE_CLOCKS < least) {
+            least = cost.clocks;
+            *best = count;
+        }
+        count++;
     }
-    return best;
+    return count;
 }
 
-size_t dw__sm90_workspace(const dw_gemm *call, dw__gemm_turned turned, int sm_count) {
-    dw__gemm_groups_call c = dw__gemm_single(call, turned);
-    c.gemm.workspace_bytes = SIZE_MAX;
-    const dw__sm90_shape shape = dw__sm90_shape_of(&c, sm_count);
-    return shape.split ? dw__sm90_split_of(&c, &shape, sm_count).bytes : 0;
+dw__sm90_shape dw__sm90_shape_of(const dw__gemm_groups_call *c, int sm_count) {
+    dw__sm90_proposal proposals[DW__SM90_MOST_PROPOSALS];
+    int best;
+    return dw__sm90_proposals(c, sm_count, proposals, &best) > 0 ? proposals[best].shape
+                                                                 : without_tile(c);
 }
 
 static dw__gemm_cost cost_on(const dw_gemm *call, const dw__gpu_target *gpu,
@@ -198,17 +209,23 @@ static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_ta
 
 static json_t *describe_tile(const dw__kernel *kernel, const void *call,
                              const dw__gpu_target *gpu) {
+    const dw__gemm_groups_call c = dw__gemm_single(call, (dw__gemm_turned){false, false});
     dw__sm90_shape shape;
+    double measured = 0.0;
     (void)kernel;
     if (dw__gemm_is_empty(call)) return json_null();
-    const dw__gemm_cost cost = cost_on(call, gpu, &shape);
+    dw__gemm_cost cost = cost_on(call, gpu, &shape);
+    const bool is_measured = gpu->context && dw__sm90_measured(&c, gpu->context, &shape, &measured);
+    if (is_measured) cost = dw__sm90_cost_of(&c, &shape, gpu->sm_count);
     const dw__sm90_tile *t = &dw__sm90_tiles[shape.tile];
-    return json_pack("{s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f}", "ctas",
+    return json_pack("{s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f, s:s, s:o*}", "ctas",
                      t->cluster > 1 ? t->cluster : 1, "tile_m", t->m, "tile_n", t->n, "stages",
                      t->stages, "tiles", (json_int_t)cost.tiles, "rounds", (json_int_t)cost.rounds,
                      "steps", (json_int_t)cost.steps, "step_clocks", cost.step_clocks,
                      "least_seconds",
-                     dw__gemm_least_seconds(call, gpu, &cost, DW__SM90_FLOPS_PER_CLOCK));
+                     dw__gemm_least_seconds(call, gpu, &cost, DW__SM90_FLOPS_PER_CLOCK),
+                     "chosen_by", is_measured ? "measurement" : "cost model", "measured_seconds",
+                     is_measured ? json_real(measured) : NULL);
 }
 
 /* ---- variants -------------------------------------------------------------------------------------- */
@@ -524,16 +541,14 @@ static int64_t column_tiles_of(const dw_gemm *g, const dw__sm90_shape *s) {
     return ceil_divide(g->n, dw__sm90_tile_columns(s));
 }
 
-/* The sums of each tile of columns, enough for the narrowest tiles. */
-/* Partial sums of squares, or the parts of tiles that blocks share. */
+/* Partial sums of squares, enough for the narrowest tiles, or the parts of tiles that blocks share. */
 static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
                                  const dw__context *context, size_t *bytes) {
     enum { LEAST_COLUMNS = 64 }; /* of D, in 128 of B */
     const dw_gemm *g = call;
     (void)kernel;
-    *bytes = g->row_squares
-                 ? (size_t)(ceil_divide(g->n, LEAST_COLUMNS) * g->m) * sizeof(float)
-                 : dw__sm90_workspace(g, (dw__gemm_turned){false, false}, context->sm_count);
+    *bytes = g->row_squares ? (size_t)(ceil_divide(g->n, LEAST_COLUMNS) * g->m) * sizeof(float)
+                            : dw__sm90_workspace(g, (dw__gemm_turned){false, false}, context);
     return DW_OK;
 }
 
@@ -597,8 +612,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
 dw_status dw__sm90_prepare(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context,
                            const dw__variant **variant) {
     const dw__gemm_groups_call c = dw__gemm_single(call, turned);
-    const dw__sm90_shape shape = dw__sm90_shape_of(&c, context->sm_count);
-    return dw__variant_of(context, &dw__sm90_gemm, shape.params, variant);
+    return dw__variant_of(context, &dw__sm90_gemm, dw__sm90_choose(&c, context).params, variant);
 }
 
 static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__context *context,

@@ -1,0 +1,355 @@
+/* The tile of a GEMM on Hopper: the cost model proposes a few, and a measurement decides.
+ *
+ * The cost model (plan/tile_cost.h) counts the tensor cores' clocks and fits what surrounds them; tiles that it counts
+ * within a quarter of one another may change places. Those are measured under load (kernel_loads.h), and the fastest is
+ * kept on disk (kernel/tune.h), so that all processes and later runs choose the same: products of tiles that several
+ * blocks compute differ from others in their last bits. The model's tile is kept unless another is faster by 2 %. Where
+ * blocks share tiles, the call needs a workspace; without it, the fastest of the others runs.
+ */
+#include "kernel/cuda/gpu_gemm.h"
+#include "kernel/cuda/kernel_loads.h"
+#include "kernel/tune.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = DW__LOAD_MOST_KERNELS, BUCKETS = 1 << 10, TEXT_BYTES = 160 };
+static const double close_clocks = 1.25, least_gain = 0.02;
+static const char entry[] = "sm90_gemm"; /* of the class in the file */
+
+/* ---- candidates ----------------------------------------------------------------------------------------------- */
+
+/* Variants that may compute a product, if its workspace has room for any sums. */
+typedef struct candidates {
+    dw__sm90_shape shapes[MOST];
+    double seconds[MOST];
+    int count;
+} candidates;
+
+static bool can_be_measured(const dw__gemm_groups_call *c) {
+    const dw_gemm *g = &c->gemm;
+    return c->groups.kind == DW_GROUPS_BATCH && c->groups.count == 1 && !c->halves && !c->codes.a &&
+           !c->rows.gather && !c->rows.scatter && !c->rows.weighted && !g->quantized &&
+           !g->quantized_d && !g->row_squares && g->m > 0 && g->n > 0 && g->k > 0;
+}
+
+/* The cost model's, and the next ones in ascending order of clocks. */
+static candidates candidates_of(const dw__gemm_groups_call *given, int sm_count) {
+    dw__gemm_groups_call c = *given;
+    dw__sm90_proposal all[DW__SM90_MOST_PROPOSALS];
+    candidates made = {.count = 0};
+    int best;
+    if (!can_be_measured(given)) return made;
+    c.gemm.workspace_bytes = SIZE_MAX;
+    const int count = dw__sm90_proposals(&c, sm_count, all, &best);
+    const double most = close_clocks * all[best].clocks;
+    made.shapes[made.count++] = all[best].shape;
+    all[best].clocks = most; /* it is among them */
+    while (made.count < MOST) {
+        int next = -1;
+        for (int i = 0; i < count; i++)
+            if (all[i].clocks < (next < 0 ? most : all[next].clocks)) next = i;
+        if (next < 0) break;
+        made.shapes[made.count++] = all[next].shape;
+        all[next].clocks = most;
+    }
+    return made;
+}
+
+/* "128x256x4": rows, columns and stages; "c2" for a cluster of two blocks, "s" where blocks share tiles. */
+static void print_tile(const dw__sm90_shape *s, char *text, size_t bytes) {
+    const dw__sm90_tile *t = &dw__sm90_tiles[s->tile];
+    char cluster[16] = "";
+    if (t->cluster > 0) snprintf(cluster, sizeof cluster, "c%d", t->cluster);
+    snprintf(text, bytes, "%dx%dx%d%s%s", t->m, t->n, t->stages, cluster, s->split ? "s" : "");
+}
+
+/* The cost model's first unless another is faster by enough; then by time. */
+static void sort(candidates *c) {
+    const double model = c->seconds[0];
+    for (int i = 1; i < c->count; i++)
+        for (int j = i; j > 0; j--) {
+            const double limit =
+                j == 1 && c->seconds[0] == model ? (1.0 - least_gain) * model : c->seconds[j - 1];
+            if (c->seconds[j] >= limit) break;
+            const dw__sm90_shape shape = c->shapes[j];
+            const double seconds = c->seconds[j];
+            c->shapes[j] = c->shapes[j - 1], c->seconds[j] = c->seconds[j - 1];
+            c->shapes[j - 1] = shape, c->seconds[j - 1] = seconds;
+        }
+}
+
+/* ---- what is kept --------------------------------------------------------------------------------------------- */
+
+typedef struct choice_key {
+    int64_t context, m, n, k, stride_a, stride_b, stride_d, stride_residual;
+    uint64_t asked; /* the variant without its tile */
+} choice_key;
+
+static choice_key key_of(const dw__gemm_groups_call *c, const dw__context *context,
+                         const candidates *from) {
+    const dw_gemm *g = &c->gemm;
+    dw__sm90_shape asked = from->shapes[0];
+    asked.tile = 0;
+    asked.split = false;
+    return (choice_key){.context = context->index,
+                        .m = g->m,
+                        .n = g->n,
+                        .k = g->k,
+                        .stride_a = g->a.stride,
+                        .stride_b = g->b.stride,
+                        .stride_d = g->d.stride,
+                        .stride_residual = g->residual.data ? g->residual.stride : 0,
+                        .asked = asked.params};
+}
+
+/* Equal products have equal names on all contexts. */
+static void print_name(const choice_key *k, char text[2 * TEXT_BYTES]) {
+    snprintf(text, 2 * TEXT_BYTES,
+             "sm90_gemm m %lld n %lld k %lld, strides %lld %lld %lld %lld, variant %llx",
+             (long long)k->m, (long long)k->n, (long long)k->k, (long long)k->stride_a,
+             (long long)k->stride_b, (long long)k->stride_d, (long long)k->stride_residual,
+             (unsigned long long)k->asked);
+}
+
+static void print_version(char text[64]) { snprintf(text, 64, "Deepwell %s", dw_version()); }
+
+/* Reads a record: tiles and their nanoseconds, the chosen one first. A tile that is no candidate any more is left out. `c`
+ * receives no candidates if they could not be measured. Returns whether there is a record. */
+static bool read_kept(const char *gpu, const char *name, candidates *c) {
+    char version[64], tile[32];
+    candidates kept = {.count = 0};
+    dw__tuned found;
+    print_version(version);
+    if (dw__tune_read(gpu, name, entry, &found) != DW_OK || strcmp(found.with, version) != 0)
+        return false;
+    for (const char *at = found.detail; *at; at += *at == ',' ? 2 : 0) {
+        const size_t length = strcspn(at, " ");
+        for (int i = 0; i < c->count && kept.count < MOST; i++) {
+            print_tile(&c->shapes[i], tile, sizeof tile);
+            if (strlen(tile) != length || strncmp(at, tile, length) != 0) continue;
+            kept.shapes[kept.count] = c->shapes[i];
+            kept.seconds[kept.count++] = strtod(at + length, NULL) * 1e-9;
+        }
+        at += strcspn(at, ",");
+    }
+    *c = kept;
+    return true;
+}
+
+/* Keeps the candidates' times, or the reason why there are none, unless another process has kept something. */
+static void keep(const char *gpu, const char *name, const candidates *c, const char *failure) {
+    const dw_tune_time time = {.name = entry, .seconds = c->seconds[0], .failure = failure};
+    char version[64], detail[TEXT_BYTES] = "", tile[32];
+    int used = 0;
+    print_version(version);
+    for (int i = 0; i < c->count && !failure; i++) {
+        print_tile(&c->shapes[i], tile, sizeof tile);
+        used += snprintf(detail + used, sizeof detail - (size_t)used, "%s%s %.0f", i ? ", " : "",
+                         tile, c->seconds[i] * 1e9);
+    }
+    (void)dw__tune_write_detail(gpu, name, version, &time, detail);
+}
+
+/* ---- measurement ---------------------------------------------------------------------------------------------- */
+
+typedef struct bench {
+    dw__gemm_groups_call call;
+    const dw__context *context;
+    const dw__variant *variants[MOST]; /* of the candidates that run */
+    dw__loads loads;
+} bench;
+
+static dw_status run(const void *state, int which, void *stream) {
+    const bench *m = state;
+    dw__gemm_groups_call call = m->call;
+    call.gemm.stream = stream;
+    return dw__sm90_enqueue(&call, m->context, m->variants[which]);
+}
+
+static size_t bytes_of(const dw_matrix *x, dw_dtype type, int64_t lines, int64_t line) {
+    return (size_t)((lines - 1) * x->stride + line) * dw_dtype_bytes(type);
+}
+
+static dw_status open_bench(bench *m) {
+    dw_gemm *g = &m->call.gemm;
+    const dw__gemm_turned turned = m->call.turned;
+    const int64_t rows_b = dw__gemm_rows_b(g);
+    const dw__load_part parts[] = {
+        {(void **)&g->a.data,
+         bytes_of(&g->a, g->dtype, turned.a ? g->k : g->m, turned.a ? g->m : g->k), true, g->dtype},
+        {(void **)&g->b.data,
+         bytes_of(&g->b, g->dtype, turned.b ? g->k : rows_b, turned.b ? rows_b : g->k), true,
+         g->dtype},
+        {&g->d.data, bytes_of(&g->d, g->output, g->m, g->n), false, g->output},
+        {&g->workspace, g->workspace_bytes, false, DW_F32},
+        {(void **)&g->residual.data,
+         g->residual.data ? bytes_of(&g->residual, g->output, g->m, g->n) : 0, true, g->output},
+        {(void **)&g->bias, g->bias ? (size_t)rows_b * dw_dtype_bytes(g->dtype) : 0, true,
+         g->dtype},
+        {(void **)&g->row_scale, g->row_scale ? (size_t)g->m * sizeof(float) : 0, true, DW_F32},
+    };
+    int count = 4;
+    dw__load_part present[DW_COUNT(parts)];
+    memcpy(present, parts, sizeof present);
+    for (int i = count; i < (int)DW_COUNT(parts); i++)
+        if (parts[i].bytes > 0) present[count++] = parts[i];
+    return dw__loads_open(&m->loads, m->context, present, count);
+}
+
+/* Leaves out candidates that do not run, of which the first must not be one. `about`: seconds of one run. */
+static dw_status find_variants(bench *m, candidates *c, double *about) {
+    int count = 0;
+    for (int i = 0; i < c->count; i++) {
+        double first;
+        dw_status status =
+            dw__variant_of(m->context, &dw__sm90_gemm, c->shapes[i].params, &m->variants[count]);
+        if (status == DW_OK) status = dw__variant_status(m->variants[count]);
+        if (status == DW_OK) status = dw__loads_time(&m->loads, run, m, count, 1, &first);
+        if (status == DW_OK) status = dw__loads_time(&m->loads, run, m, count, 1, about);
+        if (i == 0) DW_RETURN_IF_FAILED(status);
+        if (status == DW_OK) c->shapes[count++] = c->shapes[i];
+    }
+    c->count = count;
+    return DW_OK;
+}
+
+static size_t workspace_of(const dw__gemm_groups_call *c, const dw__sm90_shape *shape,
+                           int sm_count) {
+    return shape->split ? dw__sm90_split_of(c, shape, sm_count).bytes : 0;
+}
+
+/* Measures the candidates of a product, unless that was done before, and sorts them. None if they cannot be measured. */
+static dw_status measure(const dw__gemm_groups_call *given, const dw__context *context,
+                         candidates *c) {
+    bench m = {.call = *given, .context = context};
+    double about = 0.0;
+    m.call.gemm.workspace_bytes = 0;
+    for (int i = 0; i < c->count; i++) {
+        const size_t bytes = workspace_of(given, &c->shapes[i], context->sm_count);
+        if (bytes > m.call.gemm.workspace_bytes) m.call.gemm.workspace_bytes = bytes;
+    }
+    dw_status status = open_bench(&m);
+    if (status == DW_OK) status = find_variants(&m, c, &about);
+    if (status == DW_OK) status = dw__loads_compare(&m.loads, run, &m, c->count, about, c->seconds);
+    dw__loads_close(&m.loads);
+    if (status == DW_OK) sort(c);
+    return status;
+}
+
+/* Reads what is kept, or measures, outside a graph that the thread may record. No candidates: nothing was measured. */
+static void decide(const dw__gemm_groups_call *given, const dw__context *context,
+                   const choice_key *key, candidates *c) {
+    char name[2 * TEXT_BYTES];
+    const dw_gemm *g = &given->gemm;
+    const double flops = 2.0 * (double)g->m * (double)dw__gemm_rows_b(g) * (double)g->k;
+    candidates measured = *c;
+    int before = 0;
+    c->count = 0;
+    if (!dw__loads_are_wanted(context, flops)) return;
+    print_name(key, name);
+    *c = measured;
+    if (read_kept(context->name, name, c)) return;
+    c->count = 0;
+    if (context->device->capture_relax(&before) != DW_OK) return;
+    const candidates all = measured;
+    const dw_status status = measure(given, context, &measured);
+    context->device->capture_restore(before);
+    keep(context->name, name, &measured, status == DW_OK ? NULL : dw_last_error());
+    *c = all; /* another process may have kept its times first */
+    if (!read_kept(context->name, name, c)) *c = measured;
+}
+
+/* ---- choice --------------------------------------------------------------------------------------------------- */
+
+typedef struct choice {
+    struct choice *next; /* in its bucket */
+    choice_key key;
+    candidates measured; /* none: the cost model chooses */
+} choice;
+
+static choice *_Atomic buckets[BUCKETS];                 /* lists that only grow at their heads */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of additions */
+
+static choice *_Atomic *bucket_of(const choice_key *key) {
+    uint64_t words[sizeof *key / sizeof(uint64_t)], hash = 0;
+    memcpy(words, key, sizeof words);
+    for (size_t i = 0; i < DW_COUNT(words); i++) {
+        hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+    }
+    return &buckets[hash % BUCKETS];
+}
+
+static const choice *find(choice *_Atomic *bucket, const choice_key *key) {
+    const choice *made = atomic_load_explicit(bucket, memory_order_acquire);
+    while (made && memcmp(&made->key, key, sizeof *key) != 0) made = made->next;
+    return made;
+}
+
+/* Without memory for the list the next call reads what is kept. */
+static void add(choice *_Atomic *bucket, const choice_key *key, const candidates *measured) {
+    choice *made = dw__malloc(sizeof *made);
+    if (!made) return;
+    *made = (choice){atomic_load_explicit(bucket, memory_order_relaxed), *key, *measured};
+    atomic_store_explicit(bucket, made, memory_order_release);
+}
+
+static candidates measured_of(const dw__gemm_groups_call *c, const dw__context *context) {
+    candidates found = candidates_of(c, context->sm_count);
+    if (found.count < 2) return (candidates){.count = 0};
+    const choice_key key = key_of(c, context, &found);
+    choice *_Atomic *bucket = bucket_of(&key);
+    const choice *made = find(bucket, &key);
+    if (made) return made->measured;
+    pthread_mutex_lock(&lock);
+    made = find(bucket, &key); /* another thread may have added it */
+    if (made) {
+        found = made->measured;
+    } else {
+        decide(c, context, &key, &found);
+        add(bucket, &key, &found);
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+/* The fastest that the call's workspace has room for. */
+static bool first_with_room(const dw__gemm_groups_call *c, const candidates *measured, int sm_count,
+                            dw__sm90_shape *shape, double *seconds) {
+    for (int i = 0; i < measured->count; i++) {
+        *shape = measured->shapes[i];
+        *seconds = measured->seconds[i];
+        if (workspace_of(c, shape, sm_count) <= c->gemm.workspace_bytes) return true;
+    }
+    return false;
+}
+
+dw__sm90_shape dw__sm90_choose(const dw__gemm_groups_call *c, const dw__context *context) {
+    const candidates measured = measured_of(c, context);
+    dw__sm90_shape shape;
+    double seconds;
+    return first_with_room(c, &measured, context->sm_count, &shape, &seconds)
+               ? shape
+               : dw__sm90_shape_of(c, context->sm_count);
+}
+
+size_t dw__sm90_workspace(const dw_gemm *call, dw__gemm_turned turned, const dw__context *context) {
+    dw__gemm_groups_call c = dw__gemm_single(call, turned);
+    c.gemm.workspace_bytes = SIZE_MAX;
+    const dw__sm90_shape shape = dw__sm90_choose(&c, context);
+    return workspace_of(&c, &shape, context->sm_count);
+}
+
+bool dw__sm90_measured(const dw__gemm_groups_call *c, const dw__context *context,
+                       dw__sm90_shape *shape, double *seconds) {
+    candidates kept = candidates_of(c, context->sm_count);
+    char name[2 * TEXT_BYTES];
+    if (kept.count < 2 || context->device != &dw__device_cuda) return false;
+    const choice_key key = key_of(c, context, &kept);
+    print_name(&key, name);
+    return read_kept(context->name, name, &kept) &&
+           first_with_room(c, &kept, context->sm_count, shape, seconds);
+}
