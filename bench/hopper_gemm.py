@@ -153,7 +153,18 @@ class Problem:
             if self.dw.dw_gemm_run(ctypes.byref(calls[i])) != 0:
                 raise SystemExit(f"hopper_gemm: {self.dw.dw_last_error().decode()}")
 
+        run.call = calls[0]
         return run
+
+    def tile(self, call) -> str:
+        """Returns the tile that computes a call, and what has chosen it."""
+        text = ctypes.c_char_p()
+        if self.dw.dw_gemm_explain(ctypes.byref(call), None, ctypes.byref(text)) != 0:
+            raise SystemExit(f"hopper_gemm: {self.dw.dw_last_error().decode()}")
+        tile = json.loads(text.value)["candidates"][0]["tile"]
+        self.dw.dw_text_free(text)
+        cluster = f", {tile['ctas']} blocks" if tile["ctas"] > 1 else ""
+        return f"{tile['tile_m']}x{tile['tile_n']}x{tile['stages']}{cluster} by the {tile['chosen_by']}"
 
     def forms(self, epilogues: bool) -> dict:
         import torch
@@ -224,7 +235,7 @@ def main() -> None:
         plain: dict[str, float] = {}
         for name, (theirs, ours) in problem.forms(options.epilogues).items():
             problem.check(name, theirs, ours)
-            row = {"size": size, "epilogue": name}
+            row = {"size": size, "epilogue": name, "tile": problem.tile(ours.call)}
             line = f"{size:18} {name:16}"
             for state in ("burst", "steady"):
                 times = median_ms([theirs, ours], options.rounds, state == "burst")
@@ -237,7 +248,7 @@ def main() -> None:
                 }  # fmt: skip
                 line += f"  {state} {cublas:6.1f} {deepwell:6.1f} ({deepwell / cublas:.3f}; of plain {of_plain:.3f})"
             rows.append(row)
-            print(line, flush=True)
+            print(line + "  " + row["tile"], flush=True)
     for name in dict.fromkeys(row["epilogue"] for row in rows):
         for state in ("burst", "steady"):
             found = [r for r in rows if r["epilogue"] == name]

@@ -268,6 +268,29 @@ static void test_not_measured(void **state) {
     assert_int_equal(access(kept_path, F_OK), -1);
 }
 
+/* The first-use check, which calls kernels of the family, refuses the tiles: the reference computes the product. */
+static void run_refused(void *unused) {
+    const process p = {.m = M};
+    const dw_gemm call = call_of(&p);
+    size_t bytes;
+    (void)unused;
+    alarm(60);
+    unsetenv("DEEPWELL_FIRST_USE_CHECK");
+    fake->capability = 90;
+    fake->sm_count = 132;
+    fake->l2_bytes = 1 << 16;
+    CHILD_REQUIRE(dw_gemm_workspace(&call, &bytes) == DW_OK && bytes == 0);
+    fake->launch_count = 0;
+    CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && fake->launch_count == 1);
+    CHILD_REQUIRE(strstr(fake->launches[0].name, "reference"));
+}
+
+static void test_refused(void **state) {
+    (void)state;
+    (void)unlink(kept_path);
+    expect_child(start_child(run_refused, NULL));
+}
+
 /* Without memory for a measurement the cost model's tile runs, also later. */
 static void test_no_memory(void **state) {
     process p = {.failing = "cuMemAlloc_v2", .fastest = -1};
@@ -315,8 +338,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_proposals),    cmocka_unit_test(test_fastest),
         cmocka_unit_test(test_small_gain),   cmocka_unit_test(test_shared_tiles),
-        cmocka_unit_test(test_not_measured), cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_not_measured), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_damaged),
     };
     return cmocka_run_group_tests(tests, set_up, end_on_fake_gpu);
 }

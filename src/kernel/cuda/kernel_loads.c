@@ -24,9 +24,13 @@ static bool can_be_kept(void) {
     return status == DW_OK;
 }
 
-bool dw__loads_are_wanted(const dw__context *context, double flops) {
+bool dw__loads_are_worth_it(double flops) {
     const double least = 1e9;
-    return flops >= least && context->device == &dw__device_cuda && is_on() && can_be_kept();
+    return flops >= least;
+}
+
+bool dw__loads_are_wanted(const dw__context *context) {
+    return context->device == &dw__device_cuda && is_on() && can_be_kept();
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------------- */

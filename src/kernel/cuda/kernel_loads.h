@@ -29,10 +29,11 @@ typedef struct dw__loads {
 /* Enqueues kernel `which` on the stream. */
 typedef dw_status (*dw__load_run)(const void *state, int which, void *stream);
 
-/* Whether a choice for kernels of so many FLOPs may be measured and kept: on a real GPU, if they are worth it, if
- * DEEPWELL_AUTOTUNE is neither "0" nor "off", and if there is a folder, because a choice that is not kept would differ from
- * run to run. */
-bool dw__loads_are_wanted(const dw__context *context, double flops);
+/* Whether kernels of so many FLOPs are worth a measurement. */
+bool dw__loads_are_worth_it(double flops);
+/* Whether choices may be measured and kept: on a real GPU, if DEEPWELL_AUTOTUNE is neither "0" nor "off", and if there is a
+ * folder, because a choice that is not kept would differ from run to run. */
+bool dw__loads_are_wanted(const dw__context *context);
 
 /* Makes a stream and memory for the parts. The thread may allocate (capture_relax). Call dw__loads_close() in any case. */
 dw_status dw__loads_open(dw__loads *loads, const dw__context *context, const dw__load_part *parts,

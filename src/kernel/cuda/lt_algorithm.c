@@ -214,7 +214,7 @@ void dw__lt_choose(const dw__lt_gemm *g, const dw__lt_algorithm *algorithms, int
     char with[64];
     *chosen = algorithms[0];
     *seconds = *other = 0.0;
-    if (!dw__loads_are_wanted(g->context, g->flops)) return;
+    if (!dw__loads_are_worth_it(g->flops) || !dw__loads_are_wanted(g->context)) return;
     snprintf(with, sizeof with, "cuBLASLt %zu%s%s", g->library->version(), g->other ? beside : "",
              g->other ? dw_version() : "");
     if (read_choice(g, with, most_workspace, chosen, seconds, other)) return;

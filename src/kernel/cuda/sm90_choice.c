@@ -28,11 +28,14 @@ typedef struct candidates {
     int count;
 } candidates;
 
+/* Small products have the cost model's tile: the first-use check of a measured kernel multiplies such. */
 static bool can_be_measured(const dw__gemm_groups_call *c) {
     const dw_gemm *g = &c->gemm;
-    return c->groups.kind == DW_GROUPS_BATCH && c->groups.count == 1 && !c->halves && !c->codes.a &&
-           !c->rows.gather && !c->rows.scatter && !c->rows.weighted && !g->quantized &&
-           !g->quantized_d && !g->row_squares && g->m > 0 && g->n > 0 && g->k > 0;
+    const double flops = 2.0 * (double)g->m * (double)dw__gemm_rows_b(g) * (double)g->k;
+    return dw__loads_are_worth_it(flops) && c->groups.kind == DW_GROUPS_BATCH &&
+           c->groups.count == 1 && !c->halves && !c->codes.a && !c->rows.gather &&
+           !c->rows.scatter && !c->rows.weighted && !g->quantized && !g->quantized_d &&
+           !g->row_squares;
 }
 
 /* The cost model's, and the next ones in ascending order of clocks. */
@@ -243,12 +246,10 @@ static dw_status measure(const dw__gemm_groups_call *given, const dw__context *c
 static void decide(const dw__gemm_groups_call *given, const dw__context *context,
                    const choice_key *key, candidates *c) {
     char name[2 * TEXT_BYTES];
-    const dw_gemm *g = &given->gemm;
-    const double flops = 2.0 * (double)g->m * (double)dw__gemm_rows_b(g) * (double)g->k;
     candidates measured = *c;
     int before = 0;
     c->count = 0;
-    if (!dw__loads_are_wanted(context, flops)) return;
+    if (!dw__loads_are_wanted(context)) return;
     print_name(key, name);
     *c = measured;
     if (read_kept(context->name, name, c)) return;
@@ -271,7 +272,7 @@ typedef struct choice {
 } choice;
 
 static choice *_Atomic buckets[BUCKETS];                 /* lists that only grow at their heads */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of additions */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of additions and measurements */
 
 static choice *_Atomic *bucket_of(const choice_key *key) {
     uint64_t words[sizeof *key / sizeof(uint64_t)], hash = 0;
