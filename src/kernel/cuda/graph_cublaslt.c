@@ -226,7 +226,8 @@ typedef struct gemm {
     gemm_key key;
     /* a and b are the call's, not the library's; c is NULL where it is y */
     void *handle, *product, *a, *b, *c, *y;
-    dw__lt_algorithm algorithm;
+    dw__lt_algorithm algorithm; /* the heuristic's first, until it is chosen */
+    _Atomic bool is_chosen;
     double seconds, ours; /* measured, also of our kernel; 0: not known */
     pthread_mutex_t
         addresses; /* those of the bias, the sums or the scales are a part of `product` */
@@ -472,16 +473,16 @@ static dw_status choose_among(const dw__cublaslt *lt, const dw__context *context
         .described = &ours,
         .other_workspace = has_ours ? ours.call.gemm.workspace_bytes : 0,
     };
-    if (k->type == DW_F64 || k->scales) /* scales have no memory here to measure with */
-        g->algorithm = algorithms[0];
-    else if (status == DW_OK)
+    if (status == DW_OK)
         dw__lt_choose(&described, algorithms, count, WORKSPACE, &g->algorithm, &g->seconds,
                       &g->ours);
     dw__text_free(&name);
     return status;
 }
 
-static dw_status choose_algorithm(const dw__cublaslt *lt, const dw__context *context, gemm *g) {
+/* Takes the heuristic's first algorithm, or the fastest if `measured`. */
+static dw_status choose_algorithm(const dw__cublaslt *lt, const dw__context *context, bool measured,
+                                  gemm *g) {
     static const char call[] = "cublasLtMatmulAlgoGetHeuristic";
     dw_status status = DW_OK;
     dw__lt_algorithm found[DW__LT_MOST_ALGORITHMS] = {{{0}, 0, 0, 0.0f, {0}}};
@@ -498,7 +499,10 @@ static dw_status choose_algorithm(const dw__cublaslt *lt, const dw__context *con
     if (supported == 0)
         DW_TRY(
             dw__fail(DW_UNSUPPORTED, "%s: none of %d algorithms supports the GEMM", call, count));
-    DW_TRY(choose_among(lt, context, g, found, supported));
+    g->algorithm = found[0];
+    /* scales have no memory here to measure with */
+    if (measured && g->key.type != DW_F64 && !g->key.scales)
+        DW_TRY(choose_among(lt, context, g, found, supported));
 
 cleanup:
     if (preference) lt->preference_destroy(preference);
@@ -528,20 +532,16 @@ static dw_status describe(const dw__cublaslt *lt, const dw__context *context, ge
                                             k->c_step, &g->c));
     DW_RETURN_IF_FAILED(
         describe_matrix(lt, k->result, k->m, k->n, k->y_leading, 0, k->batch, k->y_step, &g->y));
-    return choose_algorithm(lt, context, g);
+    return choose_algorithm(lt, context, false, g);
 }
 
 static dw_status add(const dw__cublaslt *lt, const dw__context *context, const gemm_key *key,
                      gemm **made) {
     gemm *_Atomic *bucket = bucket_of(key);
     dw_status status = DW_OK;
-    int before = 0;
-    bool relaxed = false;
     *made = dw__calloc(1, sizeof **made);
     if (!*made) return dw__fail_memory("a GEMM", sizeof **made);
     (*made)->key = *key;
-    DW_TRY(context->device->capture_relax(&before));
-    relaxed = true;
     if (context->plans_only) /* only the library on a GPU knows what it needs: the most */
         (*made)->algorithm.workspace = WORKSPACE;
     else
@@ -549,28 +549,46 @@ static dw_status add(const dw__cublaslt *lt, const dw__context *context, const g
     pthread_mutex_init(&(*made)->addresses, NULL);
     (*made)->next = atomic_load_explicit(bucket, memory_order_relaxed);
     atomic_store_explicit(bucket, *made, memory_order_release);
+    return DW_OK;
 
 cleanup:
-    if (relaxed) context->device->capture_restore(before);
-    if (status == DW_OK) return DW_OK;
     release(lt, *made);
+    *made = NULL;
+    return status;
+}
+
+/* Adds the GEMM, or chooses its algorithm, or both. The lock is held. */
+static dw_status add_or_choose(const dw__cublaslt *lt, const dw__context *context,
+                               const gemm_key *key, bool chosen, gemm **found) {
+    dw_status status = DW_OK;
+    int before = 0;
+    DW_RETURN_IF_FAILED(context->device->capture_relax(&before));
+    if (!*found) DW_TRY(add(lt, context, key, found));
+    if (!chosen || (*found)->is_chosen) goto cleanup;
+    if (!context->plans_only) DW_TRY(choose_algorithm(lt, context, true, *found));
+    (*found)->is_chosen = true;
+
+cleanup:
+    context->device->capture_restore(before);
+    if (status == DW_OK) return DW_OK;
     return dw__fail_prefix(status, "%s of m %lld, n %lld, k %lld in %lld batches, %s",
                            key->bias ? "a linear layer" : "a matmul", (long long)key->m,
                            (long long)key->n, (long long)key->k, (long long)key->batch,
                            dw_dtype_name((dw_dtype)key->type));
 }
 
-/* The description of a GEMM that is not empty, made if this is the first call of its kind. */
-static dw_status gemm_of(const dw__context *context, gemm_key *key, gemm **found) {
+/* The description of a GEMM that is not empty, made if this is the first call of its kind. What only asks whether the
+ * library computes it does not need `chosen`. */
+static dw_status gemm_of(const dw__context *context, gemm_key *key, bool chosen, gemm **found) {
     const dw__cublaslt *lt = NULL;
     dw_status status = DW_OK;
     key->context = context->index;
     *found = find(bucket_of(key), key);
-    if (*found) return DW_OK;
+    if (*found && (!chosen || (*found)->is_chosen)) return DW_OK;
     if (!context->plans_only) DW_RETURN_IF_FAILED(dw__cublaslt_load(&lt));
     pthread_mutex_lock(&lock);
     *found = find(bucket_of(key), key); /* another thread may have added it */
-    if (!*found) status = add(lt, context, key, found);
+    status = add_or_choose(lt, context, key, chosen, found);
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -774,6 +792,16 @@ static dw_status check_device(const dw__kernel *kernel, const dw__gpu_target *gp
     return status == DW_OK ? DW_OK : dw__fail_prefix(status, "%s", kernel->name);
 }
 
+/* Whether the first-use check accepts the GEMM and the library has an algorithm. Nothing is measured: the sizes may be
+ * those of a question. */
+static dw_status runs(const dw__kernel *kernel, const dw__context *context, gemm_key *key) {
+    const dw__variant *variant;
+    gemm *g = NULL;
+    DW_RETURN_IF_FAILED(dw__variant_of(context, kernel, params_of(key), &variant));
+    DW_RETURN_IF_FAILED(dw__variant_status(variant));
+    return is_empty(key) ? DW_OK : gemm_of(context, key, false, &g);
+}
+
 static dw_status supports(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu) {
     const dw__call *c = &((const dw__operation_call *)call)->call;
     gemm_key g;
@@ -788,7 +816,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     DW_RETURN_IF_FAILED(check_device(kernel, gpu));
     /* `linear` is expanded unless this kernel is sure to run. */
     if (!is_linear(c) || !gpu || !gpu->context) return DW_OK;
-    return dw__gpu_kernel_runs(kernel, call, gpu->context);
+    return runs(kernel, gpu->context, &g);
 }
 
 /* FMA units compute F32 at a sixteenth of the tensor cores' rate in 16 bits, F64's tensor cores at the same; TF32 has
@@ -832,7 +860,7 @@ static dw_status workspace_bytes(const dw__kernel *kernel, const void *call,
     *bytes = 0;
     (void)key_of(c, &key);
     if (is_empty(&key)) return DW_OK;
-    DW_RETURN_IF_FAILED(gemm_of(context, &key, &g));
+    DW_RETURN_IF_FAILED(gemm_of(context, &key, true, &g));
     *bytes = g->algorithm.workspace;
     if (scales_tensors(&key)) *bytes = room_for(*bytes) + ROOM_ALIGNMENT;
     if (key.sums)
@@ -851,7 +879,7 @@ static dw_status check_gain(const dw__kernel *kernel, const dw__context *context
     const int64_t columns = g->key.sums == DW__SUMS_A ? g->key.m : g->key.n;
     if (!g->key.sums || g->seconds == 0.0 || rate <= 0.0) return DW_OK;
     alone.sums = alone.sum_type = 0;
-    DW_RETURN_IF_FAILED(gemm_of(context, &alone, &product));
+    DW_RETURN_IF_FAILED(gemm_of(context, &alone, true, &product));
     const double bytes =
         (double)g->key.k * (double)columns * (double)dw_dtype_bytes((dw_dtype)g->key.type);
     if (product->seconds == 0.0 || g->seconds <= product->seconds + launch + bytes / (share * rate))
@@ -878,7 +906,7 @@ static dw_status prepare(const dw__kernel *kernel, const void *call, const dw__c
     (void)key_of(&((const dw__operation_call *)call)->call, &key);
     DW_RETURN_IF_FAILED(dw__variant_of(context, kernel, params_of(&key), variant));
     if (is_empty(&key) || (*variant)->disabled) return DW_OK;
-    DW_RETURN_IF_FAILED(gemm_of(context, &key, &g));
+    DW_RETURN_IF_FAILED(gemm_of(context, &key, true, &g));
     DW_RETURN_IF_FAILED(check_ours(kernel, g));
     return check_gain(kernel, context, g);
 }
@@ -905,7 +933,7 @@ static dw_status enqueue(const void *call, const dw__context *context, const dw_
     int result = 0;
     (void)key_of(&c->call, &key);
     if (is_empty(&key)) return DW_OK;
-    DW_RETURN_IF_FAILED(gemm_of(context, &key, &g)); /* prepare() has made it */
+    DW_RETURN_IF_FAILED(gemm_of(context, &key, true, &g)); /* prepare() has made it */
     DW_RETURN_IF_FAILED(dw__cublaslt_load(&lt));
     const bool wide = key.type == DW_F64;
     const dw__tensor *addend = dw__call_addend(&c->call);

@@ -94,6 +94,18 @@ static dw_status prepare_on(const graph_call *g, const dw__context *context,
     return dw__sm120_prepare(&g->gemm, g->turned, context, variant);
 }
 
+/* DW_OK if the kernel computes the GEMM. Nothing is measured: the sizes may be those of a question. */
+static dw_status runs_on(const graph_call *g, const dw__context *context) {
+    const dw__gemm_groups_call c = dw__gemm_single(&g->gemm, g->turned);
+    const dw__variant *variant;
+    DW_RETURN_IF_FAILED(context->capability == 90
+                            ? dw__variant_of(context, &dw__sm90_gemm,
+                                             dw__sm90_shape_of(&c, context->sm_count).params,
+                                             &variant)
+                            : prepare_on(g, context, &variant));
+    return dw__variant_status(variant);
+}
+
 /* Whether the entry's GEMM kernel supports the call. */
 static dw_status gemm_supports(const dw__kernel *kernel, const graph_call *g,
                                const dw__gpu_target *gpu) {
@@ -124,9 +136,7 @@ static dw_status supports(const dw__kernel *kernel, const void *call, const dw__
     DW_RETURN_IF_FAILED(gemm_supports(kernel, &g, gpu));
     /* `linear` is expanded unless this kernel, or a library's, is sure to run. */
     if (!is_linear(&given->call) || !gpu || !gpu->context || gpu->context->plans_only) return DW_OK;
-    const dw__variant *variant;
-    DW_RETURN_IF_FAILED(prepare_on(&g, gpu->context, &variant));
-    return dw__variant_status(variant);
+    return runs_on(&g, gpu->context);
 }
 
 static void seconds(const dw__kernel *kernel, const void *call, const dw__gpu_target *gpu,

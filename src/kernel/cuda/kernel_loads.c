@@ -65,14 +65,18 @@ static dw_status make_pattern(dw_dtype type, void *pattern) {
 }
 
 static dw_status fill_parts(const dw__loads *l, const dw__load_part *parts, int count) {
+    const dw__load_part *before = NULL; /* the part that the pattern was made for */
     dw_status status = DW_OK;
     void *pattern = NULL;
     DW_RETURN_IF_FAILED(l->device->host_allocate(DW__LOAD_PATTERN_BYTES, &pattern));
     for (int i = 0; i < count; i++) {
         if (!parts[i].read || parts[i].bytes == 0) continue;
-        DW_TRY(make_pattern(parts[i].type, pattern));
+        if (!before || before->type != parts[i].type) {
+            DW_TRY(l->device->stream_synchronize(l->stream)); /* it may still be copied */
+            DW_TRY(make_pattern(parts[i].type, pattern));
+            before = &parts[i];
+        }
         DW_TRY(fill(l, pattern, *parts[i].place, parts[i].bytes));
-        DW_TRY(l->device->stream_synchronize(l->stream)); /* the pattern is made anew */
     }
 
 cleanup:

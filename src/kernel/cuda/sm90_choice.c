@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = DW__LOAD_MOST_KERNELS, BUCKETS = 1 << 10, TEXT_BYTES = 160 };
+enum { MOST = 3, BUCKETS = 1 << 10, TEXT_BYTES = 160 };
 static const double close_clocks = 1.25, least_gain = 0.02;
 static const char entry[] = "sm90_gemm"; /* of the class in the file */
 
