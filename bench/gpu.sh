@@ -63,12 +63,17 @@ sanitize() {
             [ $tool = racecheck ] || found=$((found + 1))
         done
     done
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     for tool in memcheck synccheck initcheck racecheck; do
-        echo "== $tool, training steps of the engine"
-        PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $tool --error-exitcode 9 \
-            python3 tests/gpu/engine_sanitize.py && continue
-        echo "$tool, the engine: findings"
-        [ $tool = racecheck ] || found=$((found + 1))
+        for cases in engine_sanitize.py "engine_sanitize.py gpt2 llama" hopper_gemm_smoke.py; do
+            epilogues=all
+            [ "$cases" != engine_sanitize.py ] || epilogues=
+            echo "== $tool, $cases, DEEPWELL_EPILOGUES=$epilogues"
+            DEEPWELL_EPILOGUES=$epilogues compute-sanitizer --tool $tool --error-exitcode 9 \
+                python3 tests/gpu/$cases && continue
+            echo "$tool, $cases: findings"
+            [ $tool = racecheck ] || found=$((found + 1))
+        done
     done
     echo "$found runs of memcheck, synccheck and initcheck with findings"
     [ $found = 0 ]
@@ -89,7 +94,7 @@ rm -f "$out"/*.row
 step build 180 bash -c build
 # Correctness checks run in parallel; measurements have the machine to themselves.
 step sanitize 600 bash -c sanitize &
-step smoke 200 python3 tests/gpu/attention_smoke.py --lib $lib/libdeepwell.so
+step smoke 200 bash -c "python3 tests/gpu/hopper_gemm_smoke.py && python3 tests/gpu/attention_smoke.py --lib $lib/libdeepwell.so"
 step names 300 python3 -m pytest -q -p no:cacheprovider tests/python/test_promised_names.py tests/python/test_tutorial.py
 step tests 400 python3 -m pytest -q -p no:cacheprovider tests/gpu
 wait

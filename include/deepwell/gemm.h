@@ -120,7 +120,9 @@ typedef struct dw_gemm {
  * failed its first-use check is not used: a slow reference kernel computes the GEMM instead, or the call returns
  * DW_UNSUPPORTED if A, B or D are quantized. CUTLASS's kernels support BF16 results of BF16, MXFP8 (E4M3) or NVFP4
  * operands, with n a multiple of 8 and k a multiple of 8 (MXFP8: 16, NVFP4: 32), an optional residual and no other
- * epilogue. */
+ * epilogue. On compute capability 9.0 the first call of a product of 1 GFLOP and more measures up to three tiles on memory
+ * of its own, for some 50 ms beyond what their compilation takes, also while the stream is captured, and keeps their times
+ * on disk for all processes (docs/gemm.md). DEEPWELL_AUTOTUNE=0 leaves the choice to the cost model. */
 DW_API dw_status dw_gemm_run(const dw_gemm *call);
 
 /* ---- queries -------------------------------------------------------------------------------- */
@@ -134,7 +136,8 @@ DW_API dw_status dw_gemm_supported(const dw_gemm *call);
  * but for those of compute capability 9.0 in two cases. With row_squares the call fails without as many bytes. Where several
  * blocks share the contraction of a tile of D, which is faster if D has few tiles, they compute the call without sharing if
  * there is no workspace of as many bytes. Results with and without differ in their last bits, and each has the same bits in
- * every run. Pointers as above. Fails as dw_gemm_supported does, except that it compiles and checks nothing. */
+ * every run. Pointers as above. Fails as dw_gemm_supported does. On compute capability 9.0 the tile of a large product is
+ * measured first, as at its first run (dw_gemm_run); else nothing is compiled or checked. */
 DW_API dw_status dw_gemm_workspace(const dw_gemm *call, size_t *bytes);
 
 /* ---- grouped GEMM ---------------------------------------------------------------------------------------- */
