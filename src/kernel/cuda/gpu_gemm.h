@@ -212,7 +212,7 @@ typedef struct dw__sm90_tile {
     bool together; /* two warpgroups compute it */
     int cluster;   /* blocks that compute it; 0: any number of GEMMs of any kind have such tiles */
 } dw__sm90_tile;
-enum { DW__SM90_TILES = 10 };
+enum { DW__SM90_TILES = 11 };
 extern const dw__sm90_tile dw__sm90_tiles[DW__SM90_TILES];
 
 /* The compile-time parameters of a variant. */

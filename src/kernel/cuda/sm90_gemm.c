@@ -218,11 +218,11 @@ static json_t *describe_tile(const dw__kernel *kernel, const void *call,
     const bool is_measured = gpu->context && dw__sm90_measured(&c, gpu->context, &shape, &measured);
     if (is_measured) cost = dw__sm90_cost_of(&c, &shape, gpu->sm_count);
     const dw__sm90_tile *t = &dw__sm90_tiles[shape.tile];
-    return json_pack("{s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:i, s:f, s:s, s:o*}", "ctas",
+    return json_pack("{s:i, s:i, s:i, s:i, s:b, s:b, s:I, s:I, s:I, s:i, s:f, s:s, s:o*}", "ctas",
                      t->cluster > 1 ? t->cluster : 1, "tile_m", t->m, "tile_n", t->n, "stages",
-                     t->stages, "tiles", (json_int_t)cost.tiles, "rounds", (json_int_t)cost.rounds,
-                     "steps", (json_int_t)cost.steps, "step_clocks", cost.step_clocks,
-                     "least_seconds",
+                     t->stages, "in_turn", !t->together, "shared", shape.split, "tiles",
+                     (json_int_t)cost.tiles, "rounds", (json_int_t)cost.rounds, "steps",
+                     (json_int_t)cost.steps, "step_clocks", cost.step_clocks, "least_seconds",
                      dw__gemm_least_seconds(call, gpu, &cost, DW__SM90_FLOPS_PER_CLOCK),
                      "chosen_by", is_measured ? "measurement" : "cost model", "measured_seconds",
                      is_measured ? json_real(measured) : NULL);
