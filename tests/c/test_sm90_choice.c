@@ -55,7 +55,7 @@ static void take_time(const fake_launch *launch) {
 typedef struct process {
     float times[TILES];
     int64_t m, n, k;
-    int64_t workspace_bytes;
+    dw_activation activation;
     int fastest;   /* the tile that computes the call; -1: the cost model's */
     bool measures; /* whether it measures */
     bool has_all;  /* an epilogue of each kind of operand */
@@ -71,15 +71,12 @@ static dw_gemm call_of(const process *p) {
                     .n = p->n ? p->n : N,
                     .k = p->k ? p->k : K,
                     .alpha = 1.0f,
+                    .activation = p->activation,
                     .a = {(void *)((uintptr_t)1 << 32), 0},
                     .b = {(void *)((uintptr_t)2 << 32), 0},
                     .d = {(void *)((uintptr_t)3 << 32), 0}};
     call.a.stride = call.b.stride = call.k;
     call.d.stride = call.n;
-    if (p->workspace_bytes) {
-        call.workspace = (void *)((uintptr_t)4 << 32);
-        call.workspace_bytes = (size_t)p->workspace_bytes;
-    }
     if (p->has_all) {
         call.bias = (void *)((uintptr_t)5 << 32);
         call.residual = (dw_matrix){(void *)((uintptr_t)6 << 32), call.n};
@@ -137,7 +134,11 @@ static void run(void *argument) {
     expect_explained(&call, p);
 }
 
-static void run_process(process p) { expect_child(start_child(run, &p)); }
+/* With an activation, tiles that the cost model counts within 5 % are candidates. */
+static void run_process(process p) {
+    p.activation = DW_ACTIVATION_GELU_TANH;
+    expect_child(start_child(run, &p));
+}
 
 /* ---- tests ------------------------------------------------------------------------------------------------------ */
 
@@ -229,32 +230,53 @@ static void test_small_gain(void **state) {
 }
 
 /* Where blocks share tiles, the call has a workspace for their sums; without one it runs another tile. */
-static void run_shared(void *measures) {
-    process p = {.m = 8192, .n = 2048, .k = 8192};
+static void run_shared(void *argument) {
+    const process *wanted = argument;
+    const process p = {.m = 768, .n = 3072, .k = 16384};
+    const bool shares = wanted->fastest > 0;
     dw_gemm call = call_of(&p);
     size_t bytes = 0;
-    shared_milliseconds = 5.0f;
+    shared_milliseconds = shares ? 5.0f : 20.0f;
     fake->capability = 90;
     fake->sm_count = 132;
     fake->l2_bytes = 1 << 16;
     fake->kernel = take_time;
     fake->maps_of = maps_of;
     CHILD_REQUIRE(dw__device_cuda.context(&context) == DW_OK);
-    CHILD_REQUIRE(dw_gemm_workspace(&call, &bytes) == DW_OK && bytes > 0);
-    CHILD_REQUIRE((launched_shared > 0) == *(const bool *)measures);
-    for (int with_room = 0; with_room < 2; with_room++) {
+    const dw__gemm_groups_call single = dw__gemm_single(&call, (dw__gemm_turned){false, false});
+    dw__gemm_groups_call with_room = single;
+    with_room.gemm.workspace_bytes = SIZE_MAX;
+    CHILD_REQUIRE(dw__sm90_shape_of(&with_room, 132).split);
+    CHILD_REQUIRE(dw_gemm_workspace(&call, &bytes) == DW_OK && (bytes > 0) == shares);
+    CHILD_REQUIRE((launched_shared > 0) == wanted->measures);
+    for (int room = 0; room < 2; room++) {
         launched_shared = 0;
-        call.workspace = with_room ? (void *)((uintptr_t)4 << 32) : NULL;
-        call.workspace_bytes = with_room ? bytes : 0;
+        call.workspace = room ? (void *)((uintptr_t)4 << 32) : NULL;
+        call.workspace_bytes = room ? (size_t)1 << 30 : 0;
         CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK);
-        CHILD_REQUIRE(launched_shared == with_room);
+        CHILD_REQUIRE(launched_shared == (room && shares));
     }
 }
 
 static void test_shared_tiles(void **state) {
     (void)state;
+    for (int shares = 0; shares < 2; shares++) {
+        (void)unlink(kept_path);
+        for (int i = 0; i < 2; i++) {
+            process p = {.fastest = shares, .measures = i == 0};
+            expect_child(start_child(run_shared, &p));
+        }
+    }
+}
+
+/* Products by themselves have the tiles that the cost model counts as no slower than its own. */
+static void test_no_candidate(void **state) {
+    (void)state;
     (void)unlink(kept_path);
-    for (int i = 0; i < 2; i++) expect_child(start_child(run_shared, &(bool){i == 0}));
+    process p = {.m = 8192, .n = 2048, .k = 2048, .fastest = -1};
+    for (int i = 0; i < TILES; i++) p.times[i] = (float)(1 + i);
+    expect_child(start_child(run, &p));
+    assert_int_equal(access(kept_path, F_OK), -1);
 }
 
 /* Nothing is measured that is not worth it, that cannot be kept, or that the user does not want to be. */
@@ -270,7 +292,7 @@ static void test_not_measured(void **state) {
 
 /* The first-use check, which calls kernels of the family, refuses the tiles: the reference computes the product. */
 static void run_refused(void *unused) {
-    const process p = {.m = M};
+    const process p = {.m = M, .activation = DW_ACTIVATION_GELU_TANH};
     const dw_gemm call = call_of(&p);
     size_t bytes;
     (void)unused;
@@ -338,8 +360,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_proposals),    cmocka_unit_test(test_fastest),
         cmocka_unit_test(test_small_gain),   cmocka_unit_test(test_shared_tiles),
-        cmocka_unit_test(test_not_measured), cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_no_candidate), cmocka_unit_test(test_not_measured),
+        cmocka_unit_test(test_refused),      cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_damaged),
     };
     return cmocka_run_group_tests(tests, set_up, end_on_fake_gpu);
 }

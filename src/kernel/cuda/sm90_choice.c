@@ -1,9 +1,10 @@
 /* The tile of a GEMM on Hopper: the cost model proposes a few, and a measurement decides.
  *
- * The cost model (plan/tile_cost.h) counts the tensor cores' clocks and fits what surrounds them. Of 40 products of GPT-2's
- * and Llama's steps on an H200, tiles that it counts more than 5 % slower were never faster, unless it proposes one that
- * several blocks compute, where it knows less what the exchange of sums costs. So tiles within 5 % of the model's, or
- * within a quarter of such a one, are measured under load (kernel_loads.h). Most of the time goes into their compilation.
+ * The cost model (plan/tile_cost.h) counts the tensor cores' clocks and fits what surrounds them. It knows least what it
+ * costs that several blocks compute a tile together, and what follows the products. On an H200 no tile that it counted as
+ * slower was faster by 2 % for 40 products of GPT-2's and Llama's steps, but for the three where it had proposed a cluster
+ * or a tree and another kind was up to a quarter slower by its count; with an activation, tiles within 5 % were. These are
+ * measured under load (kernel_loads.h), and no others, because each candidate is a kernel that has to be compiled.
  *
  * The times are kept on disk (kernel/tune.h), so that all processes and later runs choose the same: products of tiles that
  * several blocks compute differ from others in their last bits. The model's tile stays unless another is faster by 2 %.
@@ -19,7 +20,7 @@
 #include <string.h>
 
 enum { MOST = 3, BUCKETS = 1 << 10, TEXT_BYTES = 160 };
-static const double close_clocks = 1.05, close_to_shared = 1.25, least_gain = 0.02;
+static const double close_with_activation = 1.05, close_to_shared = 1.25, least_gain = 0.02;
 static const char entry[] = "sm90_gemm"; /* of the class in the file */
 
 /* ---- candidates ----------------------------------------------------------------------------------------------- */
@@ -41,6 +42,17 @@ static bool can_be_measured(const dw__gemm_groups_call *c) {
            !g->row_squares;
 }
 
+/* The ways to compute a tile: by a block, by a cluster, by any number of blocks. */
+static int kind_of(const dw__sm90_shape *s) {
+    return s->split ? 2 : dw__sm90_tiles[s->tile].cluster > 1;
+}
+
+/* What the clocks of another tile may be, for each clock of the cost model's, to be a candidate. */
+static double most_of(const dw__sm90_shape *model, const dw__sm90_shape *other) {
+    if (kind_of(model) > 0 && kind_of(other) != kind_of(model)) return close_to_shared;
+    return model->activation == DW_ACTIVATION_NONE ? 1.0 : close_with_activation;
+}
+
 /* The cost model's, and the next ones in ascending order of clocks. */
 static candidates candidates_of(const dw__gemm_groups_call *given, int sm_count) {
     dw__gemm_groups_call c = *given;
@@ -50,18 +62,18 @@ static candidates candidates_of(const dw__gemm_groups_call *given, int sm_count)
     if (!can_be_measured(given)) return made;
     c.gemm.workspace_bytes = SIZE_MAX;
     const int count = dw__sm90_proposals(&c, sm_count, all, &best);
-    const dw__sm90_shape model = all[best].shape;
-    const bool is_shared = model.split || dw__sm90_tiles[model.tile].cluster > 1;
-    const double most = (is_shared ? close_to_shared : close_clocks) * all[best].clocks;
-    made.shapes[made.count++] = model;
-    all[best].clocks = most; /* it is among them */
+    const dw__sm90_proposal model = all[best];
+    made.shapes[made.count++] = model.shape;
+    bool taken[DW__SM90_MOST_PROPOSALS] = {false};
+    for (int i = 0; i < count; i++)
+        taken[i] = i == best || all[i].clocks > most_of(&model.shape, &all[i].shape) * model.clocks;
     while (made.count < MOST) {
         int next = -1;
         for (int i = 0; i < count; i++)
-            if (all[i].clocks < (next < 0 ? most : all[next].clocks)) next = i;
+            if (!taken[i] && (next < 0 || all[i].clocks < all[next].clocks)) next = i;
         if (next < 0) break;
         made.shapes[made.count++] = all[next].shape;
-        all[next].clocks = most;
+        taken[next] = true;
     }
     return made;
 }
