@@ -5,6 +5,7 @@
 #include "deepwell/explain.h"
 #include "fake/fake_gpu.h"
 #include "kernel/cuda/gpu_gemm.h"
+#include <pthread.h>
 
 enum { TILES = DW__SM90_TILES, M = 16384, N = 768, K = 768 };
 
@@ -48,6 +49,15 @@ static void take_time(const fake_launch *launch) {
     launched[tile]++;
     launched_shared += is_shared;
     fake->event_milliseconds = time > 0.0f ? time : 9.0f;
+}
+
+static void begin_on_hopper(void) {
+    fake->capability = 90;
+    fake->sm_count = 132;
+    fake->l2_bytes = 1 << 16;
+    fake->kernel = take_time;
+    fake->maps_of = maps_of;
+    CHILD_REQUIRE(dw__device_cuda.context(&context) == DW_OK);
 }
 
 /* ---- one process ------------------------------------------------------------------------------------------------ */
@@ -108,12 +118,7 @@ static void run(void *argument) {
     memcpy(milliseconds, p->times, sizeof milliseconds);
     if (p->autotune) setenv("DEEPWELL_AUTOTUNE", p->autotune, 1);
     if (p->cache) setenv("DEEPWELL_CACHE", p->cache, 1);
-    fake->capability = 90;
-    fake->sm_count = 132;
-    fake->l2_bytes = 1 << 16;
-    fake->kernel = take_time;
-    fake->maps_of = maps_of;
-    CHILD_REQUIRE(dw__device_cuda.context(&context) == DW_OK);
+    begin_on_hopper();
     const dw_gemm call = call_of(p);
     const dw__gemm_groups_call single = dw__gemm_single(&call, (dw__gemm_turned){false, false});
     const int model = (int)dw__sm90_shape_of(&single, 132).tile;
@@ -237,12 +242,7 @@ static void run_shared(void *argument) {
     dw_gemm call = call_of(&p);
     size_t bytes = 0;
     shared_milliseconds = shares ? 5.0f : 20.0f;
-    fake->capability = 90;
-    fake->sm_count = 132;
-    fake->l2_bytes = 1 << 16;
-    fake->kernel = take_time;
-    fake->maps_of = maps_of;
-    CHILD_REQUIRE(dw__device_cuda.context(&context) == DW_OK);
+    begin_on_hopper();
     const dw__gemm_groups_call single = dw__gemm_single(&call, (dw__gemm_turned){false, false});
     dw__gemm_groups_call with_room = single;
     with_room.gemm.workspace_bytes = SIZE_MAX;
@@ -290,6 +290,49 @@ static void test_not_measured(void **state) {
     assert_int_equal(access(kept_path, F_OK), -1);
 }
 
+typedef struct chooser {
+    dw_gemm call;
+    dw__sm90_shape shape;
+} chooser;
+
+static void *choose(void *argument) {
+    chooser *c = argument;
+    const dw__gemm_groups_call single = dw__gemm_single(&c->call, (dw__gemm_turned){false, false});
+    c->shape = dw__sm90_choose(&single, context);
+    return NULL;
+}
+
+/* Threads that choose at the same time choose the same, and each product is measured once. */
+static void run_threads(void *argument) {
+    enum { THREADS = 8, PRODUCTS = 2, FASTEST = 1 };
+    const process *p = argument;
+    chooser choosers[THREADS];
+    pthread_t threads[THREADS];
+    memcpy(milliseconds, p->times, sizeof milliseconds);
+    begin_on_hopper();
+    for (int i = 0; i < THREADS; i++) {
+        process one = *p;
+        one.k = K * (1 + i % PRODUCTS);
+        choosers[i].call = call_of(&one);
+        CHILD_REQUIRE(pthread_create(&threads[i], NULL, choose, &choosers[i]) == 0);
+    }
+    for (int i = 0; i < THREADS; i++) CHILD_REQUIRE(pthread_join(threads[i], NULL) == 0);
+    for (int i = 0; i < THREADS; i++)
+        CHILD_REQUIRE(choosers[i].shape.params == choosers[i % PRODUCTS].shape.params);
+    CHILD_REQUIRE(choosers[0].shape.tile == FASTEST);
+    const int by_threads = launched[FASTEST];
+    choose(&choosers[0]);
+    CHILD_REQUIRE(by_threads > 0 && launched[FASTEST] == by_threads);
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    (void)unlink(kept_path);
+    process p = {.activation = DW_ACTIVATION_GELU_TANH};
+    p.times[1] = 1.0f;
+    expect_child(start_child(run_threads, &p));
+}
+
 /* The first-use check, which calls kernels of the family, refuses the tiles: the reference computes the product. */
 static void run_refused(void *unused) {
     const process p = {.m = M, .activation = DW_ACTIVATION_GELU_TANH};
@@ -298,10 +341,10 @@ static void run_refused(void *unused) {
     (void)unused;
     alarm(60);
     unsetenv("DEEPWELL_FIRST_USE_CHECK");
-    fake->capability = 90;
-    fake->sm_count = 132;
-    fake->l2_bytes = 1 << 16;
+    begin_on_hopper();
     CHILD_REQUIRE(dw_gemm_workspace(&call, &bytes) == DW_OK && bytes == 0);
+    fake->kernel = NULL; /* the reference has no tile */
+    fake->maps_of = NULL;
     fake->launch_count = 0;
     CHILD_REQUIRE(dw_gemm_run(&call) == DW_OK && fake->launch_count == 1);
     CHILD_REQUIRE(strstr(fake->launches[0].name, "reference"));
@@ -361,8 +404,8 @@ int main(void) {
         cmocka_unit_test(test_proposals),    cmocka_unit_test(test_fastest),
         cmocka_unit_test(test_small_gain),   cmocka_unit_test(test_shared_tiles),
         cmocka_unit_test(test_no_candidate), cmocka_unit_test(test_not_measured),
-        cmocka_unit_test(test_refused),      cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_threads),      cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_damaged),
     };
     return cmocka_run_group_tests(tests, set_up, end_on_fake_gpu);
 }
