@@ -104,10 +104,12 @@ _QUICK_TRAININGS = ("mistral", "bert")
     "variant", [_parameter(v, quick=v.family in _QUICK_TRAININGS) for v in PLAIN]
 )
 def test_losses_over_30_steps(variant: Variant, always) -> None:
-    """Losses follow PyTorch's over 30 steps of AdamW on four batches that can be learned by heart."""
+    """Losses follow PyTorch's over 30 steps of AdamW on four batches that can be learned by heart. Some gradients, of
+    keys' biases for one, are zero but for rounding errors, which AdamW's usual eps would turn into whole steps: OPT's
+    losses in FP32 and FP64 part by 2e-3 with 1e-8, all families' by 4e-6 at most with 1e-5."""
     models = [variant.build().train()]
     models.append(deepwell.optimize(copy.deepcopy(models[0]), verbose=False))
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-3) for model in models]
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-3, eps=1e-5) for model in models]
     generator = torch.Generator().manual_seed(3)
     batches = [variant.arguments(4, 12, generator) for _ in range(2)]
     losses = []
@@ -124,7 +126,7 @@ def test_losses_over_30_steps(variant: Variant, always) -> None:
     first, last = losses[0][0], losses[-1][0]
     assert last < 0.9 * first, "the model did not learn, so the comparison would mean little"
     worst = max(abs(a - b) for a, b in losses)
-    assert worst <= 1e-3, f"losses part by {worst}"
+    assert worst <= 1e-4, f"losses part by {worst}"
     assert engine_calls(models[1]) == (30, 0), deepwell.summary(models[1])
 
 
