@@ -9,6 +9,7 @@
 #include "jit/jit_internal.h"
 #include "kernel/cuda/gpu_target.h"
 #include "kernel/kernel.h"
+#include <string.h>
 
 /* ---- variants (variants.c) --------------------------------------------------------------------- */
 
@@ -40,6 +41,18 @@ dw_status dw__variant_of(const dw__context *context, const dw__kernel *kernel, u
 /* DW_UNSUPPORTED with the reason if the first-use check refused the variant. */
 static inline dw_status dw__variant_status(const dw__variant *variant) {
     return variant->disabled ? dw__fail(DW_UNSUPPORTED, "%s", variant->reason) : DW_OK;
+}
+
+/* The hash of a key of whole 64-bit words, none of which is padding, for tables of calls. */
+static inline uint64_t dw__key_hash(const void *key, size_t bytes) {
+    const char *at = key;
+    uint64_t hash = 0, word;
+    for (size_t i = 0; i < bytes / sizeof word; i++) {
+        memcpy(&word, at + i * sizeof word, sizeof word);
+        hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+    }
+    return hash;
 }
 
 /* ---- the first-use check (first_use.c) ----------------------------------------------------------- */

@@ -238,13 +238,7 @@ static gemm *_Atomic buckets[BUCKETS];                   /* lists that only grow
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of additions */
 
 static gemm *_Atomic *bucket_of(const gemm_key *key) {
-    uint64_t words[sizeof *key / sizeof(uint64_t)], hash = 0;
-    memcpy(words, key, sizeof words);
-    for (size_t i = 0; i < DW_COUNT(words); i++) {
-        hash = (hash ^ words[i]) * 0x9E3779B97F4A7C15u;
-        hash ^= hash >> 32;
-    }
-    return &buckets[hash % BUCKETS];
+    return &buckets[dw__key_hash(key, sizeof *key) % BUCKETS];
 }
 
 static gemm *find(gemm *_Atomic *bucket, const gemm_key *key) {
