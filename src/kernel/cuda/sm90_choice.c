@@ -145,7 +145,7 @@ static bool read_kept(const char *gpu, const char *name, candidates *c) {
     print_version(version);
     if (dw__tune_read(gpu, name, entry, &found) != DW_OK || strcmp(found.with, version) != 0)
         return false;
-    for (const char *at = found.detail; *at; at += *at == ',' ? 2 : 0) {
+    for (const char *at = found.detail; *at; at += strspn(at, ", ")) {
         const size_t length = strcspn(at, " ");
         for (int i = 0; i < c->count && kept.count < MOST; i++) {
             print_tile(&c->shapes[i], tile, sizeof tile);
@@ -219,7 +219,7 @@ static dw_status open_bench(bench *m) {
     return dw__loads_open(&m->loads, m->context, present, count);
 }
 
-/* Leaves out candidates that do not run, of which the first must not be one. `about`: seconds of one run. */
+/* Leaves out candidates that do not run; the first one, which is the cost model's, must. `about`: seconds of a run. */
 static dw_status find_variants(bench *m, candidates *c, double *about) {
     int count = 0;
     for (int i = 0; i < c->count; i++) {
@@ -276,6 +276,7 @@ static void decide(const dw__gemm_groups_call *given, const dw__context *context
     const dw_status status = measure(given, context, &measured);
     context->device->capture_restore(before);
     keep(context->name, name, &measured, status == DW_OK ? NULL : dw_last_error());
+    if (status != DW_OK) measured.count = 0;
     *c = all; /* another process may have kept its times first */
     if (!read_kept(context->name, name, c)) *c = measured;
 }
