@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WARMUPS = 1, LOADS = 3, LEAST_RUNS = 3 };
+enum { WARMUPS = 1, LOADS = 3, LEAST_RUNS = 3, PATTERN_BYTES = 1 << 18 };
 static const double load_seconds = 4e-3;
 
 /* ---- whether to measure --------------------------------------------------------------------------------------- */
@@ -38,7 +38,6 @@ bool dw__loads_are_wanted(const dw__context *context) {
 static size_t padded(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 static dw_status fill(const dw__loads *l, const void *pattern, char *to, size_t bytes) {
-    enum { PATTERN_BYTES = DW__LOAD_PATTERN_BYTES };
     for (size_t at = 0; at < bytes; at += PATTERN_BYTES) {
         const size_t left = bytes - at;
         DW_RETURN_IF_FAILED(l->device->copy_in(
@@ -53,11 +52,11 @@ static dw_status make_pattern(dw_dtype type, void *pattern) {
     const dw_encode_options options = DW_ENCODE_OPTIONS_DEFAULT;
     float numbers[CHUNK];
     if (!dw__dtype_is_code(type)) {
-        for (size_t i = 0; i < DW__LOAD_PATTERN_BYTES / dw_dtype_bytes(type); i++)
+        for (size_t i = 0; i < PATTERN_BYTES / dw_dtype_bytes(type); i++)
             dw__trial_set(pattern, type, i, dw__trial_normal(7, 0, i));
         return DW_OK;
     }
-    for (size_t at = 0; at < DW__LOAD_PATTERN_BYTES; at += CHUNK) {
+    for (size_t at = 0; at < PATTERN_BYTES; at += CHUNK) {
         for (size_t i = 0; i < CHUNK; i++) numbers[i] = 16.0f * dw__trial_normal(7, 0, at + i);
         DW_RETURN_IF_FAILED(dw_encode(type, CHUNK, numbers, &options, (uint8_t *)pattern + at));
     }
@@ -68,7 +67,7 @@ static dw_status fill_parts(const dw__loads *l, const dw__load_part *parts, int 
     const dw__load_part *before = NULL; /* the part that the pattern was made for */
     dw_status status = DW_OK;
     void *pattern = NULL;
-    DW_RETURN_IF_FAILED(l->device->host_allocate(DW__LOAD_PATTERN_BYTES, &pattern));
+    DW_RETURN_IF_FAILED(l->device->host_allocate(PATTERN_BYTES, &pattern));
     for (int i = 0; i < count; i++) {
         if (!parts[i].read || parts[i].bytes == 0) continue;
         if (!before || before->type != parts[i].type) {

@@ -7,14 +7,14 @@
 #include "device/device_table.h"
 #include "kernel/kernel.h"
 
-enum { DW__LOAD_MOST_RUNS = 32, DW__LOAD_MOST_KERNELS = 4, DW__LOAD_PATTERN_BYTES = 1 << 18 };
+enum { DW__LOAD_MOST_RUNS = 32, DW__LOAD_MOST_KERNELS = 4 };
 
 /* Device memory of the kernels' call. */
 typedef struct dw__load_part {
     void **place; /* receives the address, a multiple of 256 */
     size_t bytes;
-    bool
-        read; /* filled with nearly normal numbers, because zeros would draw less power; else not written */
+    /* Filled with nearly normal numbers, because zeros would draw less power; else not written. */
+    bool read;
     dw_dtype type;
 } dw__load_part;
 
