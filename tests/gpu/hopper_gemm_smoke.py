@@ -36,11 +36,11 @@ TILES = {
     "128x128, two blocks": (512, 2040, 4104), "128x128, three blocks": (760, 768, 8200),
     "64x128, one block": (61, 14336, 264), "64x64": (61, 4088, 4104), "shared tiles": (760, 3072, 16392),
 }  # fmt: skip
+# The activation, and what else the call has.
 EPILOGUES = {
-    "bias": {"bias": True}, "gelu": {"bias": True, "activation": GELU},
-    "gelu tanh": {"activation": GELU_TANH}, "swiglu": {"activation": SWIGLU}, "residual": {"residual": True},
-    "f32": {"f32": True}, "f32, added": {"f32": True, "residual": True}, "row factors": {"factors": True},
-    "row squares": {"squares": True, "residual": True},
+    "bias": (NONE, ("bias",)), "gelu": (GELU, ("bias",)), "gelu tanh": (GELU_TANH, ()), "swiglu": (SWIGLU, ()),
+    "residual": (NONE, ("residual",)), "f32": (NONE, ("f32",)), "f32, added": (NONE, ("f32", "residual")),
+    "row factors": (NONE, ("factors",)), "row squares": (NONE, ("squares", "residual")),
 }  # fmt: skip
 OF_EPILOGUES = ("128x256", "64x64")
 
@@ -48,7 +48,9 @@ OF_EPILOGUES = ("128x256", "64x64")
 class Case:
     """A call and the result that it should have."""
 
-    def __init__(self, dw, m, n, k, activation=NONE, bias=False, residual=False, f32=False, factors=False, squares=False):
+    def __init__(self, dw, size, activation=NONE, having=()):
+        m, n, k = size
+        f32 = "f32" in having
         half = 2 if activation == SWIGLU else 1
         types = {dw.dw_dtype_name(i): i for i in range(64)}
         out = torch.float32 if f32 else torch.bfloat16
@@ -57,17 +59,20 @@ class Case:
         def draw(*shape, dtype=torch.bfloat16):
             return torch.randn(*shape, device="cuda", dtype=dtype)
 
-        self.a, self.b, self.d = draw(m, k), draw(n * half, k), torch.full((m, n), math.nan, device="cuda", dtype=out)
-        self.bias = draw(n * half) if bias else None
-        self.residual = draw(m, n, dtype=out) if residual else None
-        self.factors = draw(m, dtype=torch.float32) if factors else None
-        self.squares = torch.full((m,), math.nan, device="cuda") if squares else None
+        def unwritten(*shape, dtype):
+            return torch.full(shape, math.nan, device="cuda", dtype=dtype)
+
+        self.a, self.b, self.d = draw(m, k), draw(n * half, k), unwritten(m, n, dtype=out)
+        self.bias = draw(n * half) if "bias" in having else None
+        self.residual = draw(m, n, dtype=out) if "residual" in having else None
+        self.factors = draw(m, dtype=torch.float32) if "factors" in having else None
+        self.squares = unwritten(m, dtype=torch.float32) if "squares" in having else None
         self.call = Gemm(
             struct_size=ctypes.sizeof(Gemm), dtype=types[b"bf16"], output=types[b"f32" if f32 else b"bf16"],
             m=m, n=n, k=k, alpha=0.5, activation=activation, a=Matrix(self.a.data_ptr(), k),
             b=Matrix(self.b.data_ptr(), k), d=Matrix(self.d.data_ptr(), n), bias=pointer(self.bias),
-            residual=Matrix(pointer(self.residual), n if residual else 0), row_scale=pointer(self.factors),
-            row_squares=pointer(self.squares), row_norm=RMS_NORM if squares else 0, row_epsilon=1e-5,
+            residual=Matrix(pointer(self.residual), n), row_scale=pointer(self.factors),
+            row_squares=pointer(self.squares), row_norm=RMS_NORM if "squares" in having else 0, row_epsilon=1e-5,
             stream=torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
         needed = ctypes.c_size_t()
@@ -113,8 +118,8 @@ class Case:
         worst = (self.d.double() - want).abs().max().item() / bound
         if self.squares is not None:
             norm = (self.d.double().square().mean(1) + 1e-5).rsqrt()
-            # sums of n squares in F32, and their root
-            worst = max(worst, ((self.squares.double() / norm - 1).abs().max() / (self.d.shape[1] * 2**-24)).item())
+            bound = self.d.shape[1] * 2**-24  # sums of n squares in F32, and their root
+            worst = max(worst, (self.squares.double() / norm - 1).abs().max().item() / bound)
         return worst if math.isfinite(worst) else math.inf
 
 
@@ -122,10 +127,10 @@ def pointer(x):
     return None if x is None else x.data_ptr()
 
 
-def codes_differ(dw, m: int, n: int, k: int) -> int:
+def codes_differ(dw, size: tuple[int, int, int]) -> int:
     """Returns how many codes and scales of D differ from those of the stored D, both along rows and along columns."""
-    made = Case(dw, m, n, k)
-    call = made.call
+    made = Case(dw, size)
+    call, (m, n, _) = made.call, size
 
     def bytes_of(rows, columns):
         return torch.zeros(rows, -(-columns // 32) * 32, device="cuda", dtype=torch.uint8)
@@ -134,7 +139,8 @@ def codes_differ(dw, m: int, n: int, k: int) -> int:
     scales = torch.zeros(-(-n // 128), m, device="cuda")
     turned_scales = torch.zeros(-(-m // 128), n, device="cuda")
     call.plain_d = call.d
-    call.d, call.turned_d = Matrix(codes.data_ptr(), codes.shape[1]), Matrix(turned.data_ptr(), turned.shape[1])
+    call.d = Matrix(codes.data_ptr(), codes.shape[1])
+    call.turned_d = Matrix(turned.data_ptr(), turned.shape[1])
     call.quantized_d, call.scheme_d = 1, FP8_BLOCK
     call.scales_d, call.turned_scales_d = scales.data_ptr(), turned_scales.data_ptr()
     call.workspace, call.workspace_bytes = None, 0
@@ -158,26 +164,21 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(1)
     dw, failed, tiles = library(), 0, set()
-    cases = {name: (size, {}) for name, size in TILES.items()}
+    cases = {name: (size, NONE, ()) for name, size in TILES.items()}
+    cases["64x128, two blocks"] = ((61, 2040, 4104), SWIGLU, ())
     for name, epilogue in EPILOGUES.items():
-        cases.update({f"{tile}: {name}": (TILES[tile], epilogue) for tile in OF_EPILOGUES})
-    for name, (size, epilogue) in cases.items():
+        cases.update({f"{tile}: {name}": (TILES[tile], *epilogue) for tile in OF_EPILOGUES})
+    for name, call in cases.items():
         if options.k not in name:
             continue
-        case = Case(dw, *size, **epilogue)
+        case = Case(dw, *call)
         error = case.error()
         tiles.add(case.tile())
         failed += error > 1
-        print(f"{name:36} {size!s:20} {case.tile():32} {error:.3f} of the bound", flush=True)
-    if options.k in "64x128, two blocks":
-        case = Case(dw, 61, 2040, 4104, activation=SWIGLU)
-        error = case.error()
-        tiles.add(case.tile())
-        failed += error > 1
-        print(f"{'64x128, two blocks':36} {'swiglu':20} {case.tile():32} {error:.3f} of the bound", flush=True)
+        print(f"{name:36} {call[0]!s:20} {case.tile():32} {error:.3f} of the bound", flush=True)
     for size in ((300, 264, 520), (2048, 768, 768)):
         if options.k in "codes of D":
-            wrong = codes_differ(dw, *size)
+            wrong = codes_differ(dw, size)
             failed += wrong > 0
             print(f"{'codes of D':36} {size!s:20} {wrong} differ", flush=True)
     print(f"{failed} wrong; {len(tiles)} tiles: {'; '.join(sorted(tiles))}")
