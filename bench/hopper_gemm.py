@@ -64,6 +64,18 @@ def library() -> ctypes.CDLL:
     raise SystemExit("hopper_gemm: libdeepwell.so is not loaded; expected a shared build")
 
 
+def tile_of(dw: ctypes.CDLL, call: Gemm) -> tuple[str, str]:
+    """Returns the tile that computes a call, and what has chosen it."""
+    text = ctypes.c_char_p()
+    if dw.dw_gemm_explain(ctypes.byref(call), None, ctypes.byref(text)) != 0:
+        raise SystemExit(f"dw_gemm_explain: {dw.dw_last_error().decode()}")
+    tile = json.loads(text.value)["candidates"][0]["tile"]
+    dw.dw_text_free(text)
+    words = [f"{tile['tile_m']}x{tile['tile_n']}x{tile['stages']}", f"{tile['ctas']} blocks"]
+    words += ["in turn"] * tile["in_turn"] + ["shared"] * tile["shared"]
+    return ", ".join(words), tile["chosen_by"]
+
+
 def graph_of(function, calls: int):
     """Captures that many calls, each with the operands' next copy."""
     import torch
@@ -156,16 +168,6 @@ class Problem:
         run.call = calls[0]
         return run
 
-    def tile(self, call) -> str:
-        """Returns the tile that computes a call, and what has chosen it."""
-        text = ctypes.c_char_p()
-        if self.dw.dw_gemm_explain(ctypes.byref(call), None, ctypes.byref(text)) != 0:
-            raise SystemExit(f"hopper_gemm: {self.dw.dw_last_error().decode()}")
-        tile = json.loads(text.value)["candidates"][0]["tile"]
-        self.dw.dw_text_free(text)
-        cluster = f", {tile['ctas']} blocks" if tile["ctas"] > 1 else ""
-        return f"{tile['tile_m']}x{tile['tile_n']}x{tile['stages']}{cluster} by the {tile['chosen_by']}"
-
     def forms(self, epilogues: bool) -> dict:
         import torch
         from torch.nn import functional
@@ -235,7 +237,7 @@ def main() -> None:
         plain: dict[str, float] = {}
         for name, (theirs, ours) in problem.forms(options.epilogues).items():
             problem.check(name, theirs, ours)
-            row = {"size": size, "epilogue": name, "tile": problem.tile(ours.call)}
+            row = {"size": size, "epilogue": name, "tile": " by the ".join(tile_of(dw, ours.call))}
             line = f"{size:18} {name:16}"
             for state in ("burst", "steady"):
                 times = median_ms([theirs, ours], options.rounds, state == "burst")

@@ -93,7 +93,8 @@ dw_status dw__loads_open(dw__loads *l, const dw__context *context, const dw__loa
     char *at = l->memory;
     l->flush = at;
     at += padded(l->flush_bytes);
-    for (int i = 0; i < count; at += padded(parts[i++].bytes)) *parts[i].place = at;
+    for (int i = 0; i < count; at += padded(parts[i++].bytes))
+        if (parts[i].bytes > 0) *parts[i].place = at;
     DW_RETURN_IF_FAILED(l->device->stream_create(&l->stream));
     for (size_t i = 0; i < DW_COUNT(l->events); i++)
         for (size_t j = 0; j < DW_COUNT(l->events[i]); j++)

@@ -12,7 +12,7 @@ enum { DW__LOAD_MOST_RUNS = 32, DW__LOAD_MOST_KERNELS = 4 };
 /* Device memory of the kernels' call. */
 typedef struct dw__load_part {
     void **place; /* receives the address, a multiple of 256 */
-    size_t bytes;
+    size_t bytes; /* 0: the part is absent, and its place is left as it is */
     /* Filled with nearly normal numbers, because zeros would draw less power; else not written. */
     bool read;
     dw_dtype type;
@@ -40,10 +40,10 @@ dw_status dw__loads_open(dw__loads *loads, const dw__context *context, const dw_
                          int count);
 void dw__loads_close(dw__loads *loads);
 
-/* The mean seconds of `runs` runs that follow one another. Before each run the L2 cache is overwritten. */
+/* Receives the mean seconds of `runs` runs that follow one another. Before each run the L2 cache is overwritten. */
 dw_status dw__loads_time(const dw__loads *loads, dw__load_run run, const void *state, int which,
                          int runs, double *seconds);
-/* The seconds of each of `count` kernels, the medians of some loads in turns. `about`: seconds of one run. */
+/* Receives the seconds of each of `count` kernels, the medians of some loads in turns. `about`: seconds of one run. */
 dw_status dw__loads_compare(const dw__loads *loads, dw__load_run run, const void *state, int count,
                             double about, double *seconds);
 double dw__loads_median(double *times, int count);

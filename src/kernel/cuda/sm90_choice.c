@@ -42,18 +42,18 @@ static bool can_be_measured(const dw__gemm_groups_call *c) {
            !g->row_squares;
 }
 
-/* The ways to compute a tile: by a block, by a cluster, by any number of blocks. */
+/* Returns by what a tile is computed: 0 a block, 1 a cluster, 2 any number of blocks. */
 static int kind_of(const dw__sm90_shape *s) {
     return s->split ? 2 : dw__sm90_tiles[s->tile].cluster > 1;
 }
 
-/* What the clocks of another tile may be, for each clock of the cost model's, to be a candidate. */
+/* Returns how many clocks another tile may have, for each clock of the cost model's tile, to be a candidate. */
 static double most_of(const dw__sm90_shape *model, const dw__sm90_shape *other) {
     if (kind_of(model) > 0 && kind_of(other) != kind_of(model)) return close_to_shared;
     return model->activation == DW_ACTIVATION_NONE ? 1.0 : close_with_activation;
 }
 
-/* The cost model's, and the next ones in ascending order of clocks. */
+/* Returns the cost model's tile, followed by the others in ascending order of clocks. */
 static candidates candidates_of(const dw__gemm_groups_call *given, int sm_count) {
     dw__gemm_groups_call c = *given;
     dw__sm90_proposal all[DW__SM90_MOST_PROPOSALS];
@@ -86,7 +86,7 @@ static void print_tile(const dw__sm90_shape *s, char *text, size_t bytes) {
     snprintf(text, bytes, "%dx%dx%d%s%s", t->m, t->n, t->stages, cluster, s->split ? "s" : "");
 }
 
-/* The cost model's first unless another is faster by enough; then by time. */
+/* Sorts by time, but the cost model's tile, which is the first, stays in front of those that are not faster by enough. */
 static void sort(candidates *c) {
     const double model = c->seconds[0];
     for (int i = 1; i < c->count; i++)
@@ -136,26 +136,25 @@ static void print_name(const choice_key *k, char text[2 * TEXT_BYTES]) {
 
 static void print_version(char text[64]) { snprintf(text, 64, "Deepwell %s", dw_version()); }
 
-/* Reads a record: tiles and their nanoseconds, the chosen one first. A tile that is no candidate any more is left out. `c`
- * receives no candidates if they could not be measured. Returns whether there is a record. */
-static bool read_kept(const char *gpu, const char *name, candidates *c) {
+/* Reads a record: tiles and their nanoseconds, the chosen one first. A tile that is no candidate any more is left out.
+ * `kept` receives no candidates if they could not be measured. Returns whether there is a record. */
+static bool read_kept(const char *gpu, const char *name, const candidates *from, candidates *kept) {
     char version[64], tile[32];
-    candidates kept = {.count = 0};
+    *kept = (candidates){.count = 0};
     dw__tuned found;
     print_version(version);
     if (dw__tune_read(gpu, name, entry, &found) != DW_OK || strcmp(found.with, version) != 0)
         return false;
     for (const char *at = found.detail; *at; at += strspn(at, ", ")) {
         const size_t length = strcspn(at, " ");
-        for (int i = 0; i < c->count && kept.count < MOST; i++) {
-            print_tile(&c->shapes[i], tile, sizeof tile);
+        for (int i = 0; i < from->count && kept->count < MOST; i++) {
+            print_tile(&from->shapes[i], tile, sizeof tile);
             if (strlen(tile) != length || strncmp(at, tile, length) != 0) continue;
-            kept.shapes[kept.count] = c->shapes[i];
-            kept.seconds[kept.count++] = strtod(at + length, NULL) * 1e-9;
+            kept->shapes[kept->count] = from->shapes[i];
+            kept->seconds[kept->count++] = strtod(at + length, NULL) * 1e-9;
         }
         at += strcspn(at, ",");
     }
-    *c = kept;
     return true;
 }
 
@@ -211,12 +210,7 @@ static dw_status open_bench(bench *m) {
          g->dtype},
         {(void **)&g->row_scale, g->row_scale ? (size_t)g->m * sizeof(float) : 0, true, DW_F32},
     };
-    int count = 4;
-    dw__load_part present[DW_COUNT(parts)];
-    memcpy(present, parts, sizeof present);
-    for (int i = count; i < (int)DW_COUNT(parts); i++)
-        if (parts[i].bytes > 0) present[count++] = parts[i];
-    return dw__loads_open(&m->loads, m->context, present, count);
+    return dw__loads_open(&m->loads, m->context, parts, DW_COUNT(parts));
 }
 
 /* Leaves out candidates that do not run; the first one, which is the cost model's, must. `about`: seconds of a run. */
@@ -241,7 +235,7 @@ static size_t workspace_of(const dw__gemm_groups_call *c, const dw__sm90_shape *
     return shape->split ? dw__sm90_split_of(c, shape, sm_count).bytes : 0;
 }
 
-/* Measures the candidates of a product, unless that was done before, and sorts them. None if they cannot be measured. */
+/* Measures the candidates of a product and sorts them. */
 static dw_status measure(const dw__gemm_groups_call *given, const dw__context *context,
                          candidates *c) {
     bench m = {.call = *given, .context = context};
@@ -259,26 +253,23 @@ static dw_status measure(const dw__gemm_groups_call *given, const dw__context *c
     return status;
 }
 
-/* Reads what is kept, or measures, outside a graph that the thread may record. No candidates: nothing was measured. */
-static void decide(const dw__gemm_groups_call *given, const dw__context *context,
-                   const choice_key *key, candidates *c) {
+/* Reads what is kept, or measures, outside a graph that the thread may record. Returns no candidates if nothing was
+ * measured. */
+static candidates decide(const dw__gemm_groups_call *given, const dw__context *context,
+                         const choice_key *key, const candidates *from) {
     char name[2 * TEXT_BYTES];
-    candidates measured = *c;
+    candidates kept = {.count = 0}, measured = *from;
     int before = 0;
-    c->count = 0;
-    if (!dw__loads_are_wanted(context)) return;
+    if (!dw__loads_are_wanted(context)) return kept;
     print_name(key, name);
-    *c = measured;
-    if (read_kept(context->name, name, c)) return;
-    c->count = 0;
-    if (context->device->capture_relax(&before) != DW_OK) return;
-    const candidates all = measured;
+    if (read_kept(context->name, name, from, &kept)) return kept;
+    if (context->device->capture_relax(&before) != DW_OK) return kept;
     const dw_status status = measure(given, context, &measured);
     context->device->capture_restore(before);
     keep(context->name, name, &measured, status == DW_OK ? NULL : dw_last_error());
-    if (status != DW_OK) measured.count = 0;
-    *c = all; /* another process may have kept its times first */
-    if (!read_kept(context->name, name, c)) *c = measured;
+    /* Another process may have kept its times first. */
+    if (read_kept(context->name, name, from, &kept) || status != DW_OK) return kept;
+    return measured;
 }
 
 /* ---- choice --------------------------------------------------------------------------------------------------- */
@@ -322,14 +313,14 @@ static candidates measured_of(const dw__gemm_groups_call *c, const dw__context *
     if (made) {
         found = made->measured;
     } else {
-        decide(c, context, &key, &found);
+        found = decide(c, context, &key, &found);
         add(bucket, &key, &found);
     }
     pthread_mutex_unlock(&lock);
     return found;
 }
 
-/* The fastest that the call's workspace has room for. */
+/* Finds the fastest candidate that the call's workspace has room for. */
 static bool first_with_room(const dw__gemm_groups_call *c, const candidates *measured, int sm_count,
                             dw__sm90_shape *shape, double *seconds) {
     for (int i = 0; i < measured->count; i++) {
@@ -358,11 +349,12 @@ size_t dw__sm90_workspace(const dw_gemm *call, dw__gemm_turned turned, const dw_
 
 bool dw__sm90_measured(const dw__gemm_groups_call *c, const dw__context *context,
                        dw__sm90_shape *shape, double *seconds) {
-    candidates kept = candidates_of(c, context->sm_count);
+    const candidates from = candidates_of(c, context->sm_count);
+    candidates kept;
     char name[2 * TEXT_BYTES];
-    if (kept.count < 2 || context->device != &dw__device_cuda) return false;
-    const choice_key key = key_of(c, context, &kept);
+    if (from.count < 2 || context->device != &dw__device_cuda) return false;
+    const choice_key key = key_of(c, context, &from);
     print_name(&key, name);
-    return read_kept(context->name, name, &kept) &&
+    return read_kept(context->name, name, &from, &kept) &&
            first_with_room(c, &kept, context->sm_count, shape, seconds);
 }

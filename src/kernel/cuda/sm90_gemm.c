@@ -126,7 +126,7 @@ static bool may_split(const dw__gemm_groups_call *c, const dw__sm90_shape *s) {
            !c->gemm.row_scale;
 }
 
-/* What the call asks for, with the first tile. */
+/* Returns the variant that the call asks for, with the first tile. */
 static dw__sm90_shape without_tile(const dw__gemm_groups_call *c) {
     const bool coded = dw__gemm_has_blocks_d(&c->gemm);
     dw__sm90_shape shape = {
